@@ -1,0 +1,1 @@
+"""The command line of vlarl; installs as `vlarl_cli`."""

@@ -1,0 +1,1 @@
+"""Presets: YAML files that compose into runs; installs as `vlarl_presets`."""

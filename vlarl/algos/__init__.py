@@ -1,0 +1,1 @@
+"""Algorithms: credit assignment and loss, as pure functions."""

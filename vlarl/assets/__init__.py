@@ -1,0 +1,1 @@
+"""Checkpoints and data sets by name."""

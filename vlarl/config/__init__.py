@@ -1,0 +1,1 @@
+"""Run configuration: typed sections, YAML composition, and readable errors. Torch-free."""

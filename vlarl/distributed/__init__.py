@@ -1,0 +1,1 @@
+"""Ranks, sharding and checkpoints over plain torch.distributed."""

@@ -1,0 +1,1 @@
+"""OpenVLA-OFT: network, preprocessing, action tokens, checkpoint layout."""

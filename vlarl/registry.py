@@ -1,0 +1,52 @@
+"""Names of envs, policies and algorithms -> the module that holds the plug-in. Nothing is imported until asked.
+
+A plug-in module offers:
+  env        `Config` (an EnvSection) and `make(cfg, *, num_slots, final_frames, record) -> VecEnv`,
+             `spec(cfg) -> EnvSpec` (cheap: no simulator process, no rendering) and
+             `trials(cfg, split) -> dict[str, tuple[int, ...]]` (task -> trial ids; split "train" or
+             "eval")
+  policy     `Config` (a PolicySection), `spec(cfg) -> PolicySpec` (reads small files only) and
+             `load(cfg, *, device, needs_value) -> Policy`
+  algorithm  `Config` (an AlgoSection) and `ALGORITHM`
+Third parties register with entry points in the groups vlarl.envs, vlarl.policies and vlarl.algos.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Literal
+
+from vlarl.errors import ConfigError
+
+Kind = Literal["env", "policy", "algo"]
+
+_BUILT_IN: dict[Kind, dict[str, str]] = {
+    "env": {"metaworld": "vlarl.envs.metaworld"},
+    "policy": {"openvla_oft": "vlarl.policies.openvla_oft"},
+    "algo": {"grpo": "vlarl.algos.grpo", "ppo": "vlarl.algos.ppo"},
+}
+_GROUP: dict[Kind, str] = {"env": "vlarl.envs", "policy": "vlarl.policies", "algo": "vlarl.algos"}
+
+
+def names(kind: Kind) -> list[str]:
+    """All registered names of a kind, built-in first."""
+    found = list(_BUILT_IN[kind])
+    return found + sorted(e.name for e in entry_points(group=_GROUP[kind]) if e.name not in found)
+
+
+def module(kind: Kind, name: str) -> ModuleType:
+    """The plug-in module of that name; imports it.
+
+    Raises ConfigError with near names when there is none.
+    """
+    if name in _BUILT_IN[kind]:
+        return importlib.import_module(_BUILT_IN[kind][name])
+    for entry in entry_points(group=_GROUP[kind]):
+        if entry.name == name:
+            return importlib.import_module(entry.value)
+    near = difflib.get_close_matches(name, names(kind), n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else f"; there are: {', '.join(names(kind))}"
+    raise ConfigError(f"{kind}.name: no {kind} named '{name}'{hint}")

@@ -1,0 +1,108 @@
+"""What a policy emits and an env accepts, declared on both sides and compared before weights load.
+
+Torch-free. The policy converts its outputs *to* the canonical format named here, the env converts
+*from* it: one adapter each instead of one per pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+GripperConvention = Literal["open_positive", "close_positive", "effort_close_positive", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionSpec:
+    """One action of A numbers.
+
+    dims: A. format: a word for the first A-1 (or A) numbers, e.g. "delta_xyz" or
+    "delta_xyz_axisangle". gripper: meaning of the last number. "effort_close_positive" is MetaWorld's gripper effort in [-1, 1];
+    "close_positive" is LIBERO's -1 open, +1 closed. low, high: bounds the env clips to.
+    """
+
+    dims: int
+    format: str
+    gripper: GripperConvention
+    low: float = -1.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpec:
+    """What an env offers.
+
+    cameras: names it can render. state_dims: S, 0 when it has no proprioception; state_format names
+    it. max_steps: horizon in actions. control_hz: actions per second of simulated time.
+    chunks: the only chunk lengths C it accepts, empty = any (a video world model has exactly one).
+    tasks: names, in suite order. frame_size: pixels (height, width) of its frames.
+    """
+
+    name: str
+    action: ActionSpec
+    cameras: tuple[str, ...]
+    frame_size: tuple[int, int]
+    state_dims: int
+    state_format: str
+    max_steps: int
+    control_hz: float
+    tasks: tuple[str, ...]
+    chunks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """What a policy needs and emits.
+
+    chunk: C actions per decision. cameras: how many views it reads. state_dims: 0 when it reads no
+    state. value_width: numbers per decision from the value head: 0 = none, 1 = chunk level, C =
+    action level. trained_on: names of the data sets its statistics come from (for messages).
+    """
+
+    name: str
+    action: ActionSpec
+    chunk: int
+    cameras: int
+    state_dims: int
+    value_width: int = 0
+    trained_on: tuple[str, ...] = ()
+
+    @property
+    def has_value(self) -> bool:
+        """Whether the policy has a value head."""
+        return self.value_width > 0
+
+
+def match(policy: PolicySpec, env: EnvSpec) -> list[str]:
+    """Every reason why this policy cannot act in this env, as sentences; empty when it can."""
+    problems = []
+    p, e = policy.action, env.action
+    if p.dims != e.dims:
+        problems.append(
+            f"policy '{policy.name}' emits {p.dims} numbers per action but env '{env.name}' takes {e.dims}; "
+            f"use a checkpoint trained for this env (this one: {', '.join(policy.trained_on) or 'unknown data'})"
+        )
+    elif p.format != e.format:
+        problems.append(
+            f"policy '{policy.name}' emits '{p.format}' actions but env '{env.name}' takes '{e.format}'"
+        )
+    if p.gripper != e.gripper:
+        problems.append(
+            f"policy '{policy.name}' uses gripper convention '{p.gripper}' but env '{env.name}' uses '{e.gripper}'"
+        )
+    if env.chunks and policy.chunk not in env.chunks:
+        problems.append(
+            f"policy '{policy.name}' emits chunks of {policy.chunk} actions but env '{env.name}' was built for "
+            f"{', '.join(map(str, env.chunks))}"
+        )
+    if policy.cameras > len(env.cameras):
+        problems.append(
+            f"policy '{policy.name}' reads {policy.cameras} cameras but env '{env.name}' renders {len(env.cameras)}: "
+            f"{', '.join(env.cameras)}"
+        )
+    if policy.state_dims and policy.state_dims != env.state_dims:
+        problems.append(
+            f"policy '{policy.name}' reads {policy.state_dims} state numbers but env '{env.name}' gives "
+            f"{env.state_dims} ({env.state_format})"
+        )
+    return problems

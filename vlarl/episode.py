@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +13,7 @@ class Episode:
     trial: index of the initial state (goal vector, init state, first frame) of that task.
     group: index of the GRPO group in the plan; -1 outside of groups.
     member: index inside the group, or the repeat of an evaluation trial.
+    record: ask the env for video frames of this episode; no part of its identity.
     index: position in the global plan, unique in it; names the episode in logs, noise keys and
     results.
     """
@@ -22,3 +23,4 @@ class Episode:
     index: int
     group: int = -1
     member: int = 0
+    record: bool = field(default=False, compare=False)

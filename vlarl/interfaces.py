@@ -46,8 +46,12 @@ class VecEnv(Protocol):
         """Play action[i] ([n, C, A] float32, canonical units, CPU or the env's device) in slots[i]."""
         ...
 
-    def recv(self, min_slots: int) -> tuple[list[int], EnvStep]:
-        """Wait until at least min_slots of the slots under way have answered; return all that have, in slot order."""
+    def recv(self, min_slots: int, among: Sequence[int] | None = None) -> tuple[list[int], EnvStep]:
+        """Wait until at least min_slots of the slots under way have answered; return all that have.
+
+        The answer is in slot order. among: look at these slots only (for fixed pipeline stages).
+        All tensors are owned by the caller: a later message never changes them.
+        """
         ...
 
     def close(self) -> None:

@@ -67,10 +67,11 @@ class RolloutSection(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature; the update scores with the same one."""
     deterministic: Bool = True
-    """Receive all active slots in slot order, so that runs repeat bit for bit. False overlaps simulation and
-    inference by acting on `min_ready` of the slots as soon as they have answered."""
-    min_ready: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the slots under way to wait for when `deterministic` is false."""
+    """Act on fixed groups of slots in a fixed order, so that runs repeat bit for bit. False acts on
+    whichever slots have answered."""
+    stages: Annotated[Int, Field(ge=1)] = 2
+    """Groups of slots that take turns, so that some simulate while the policy decides for others
+    (the reference's `pipeline_stage_num`). 1 = lockstep."""
 
 
 class OptimSection(Section):

@@ -1,0 +1,83 @@
+"""Options that several commands share, so that they read the same everywhere.
+
+No option has an optional value: typer lets `--resume --dry-run` swallow the second flag as the
+value of the first.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """Names of shipped presets, for shell completion."""
+    from vlarl.config.presets import names
+
+    return [name for name in names() if name.startswith(incomplete)]
+
+
+PresetOpt = Annotated[
+    str,
+    typer.Option(
+        "--preset",
+        metavar="NAME|FILE",
+        help="A shipped preset (see `vlarl presets list`) or a .yaml file.",
+        autocompletion=complete_preset,
+        rich_help_panel="Config",
+    ),
+]
+OverridesArg = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Overrides, e.g. optim.lr=1e-5 'env.tasks=[reach-v3]'; values are YAML.",
+        show_default=False,
+    ),
+]
+SeedOpt = Annotated[
+    int | None,
+    typer.Option("--seed", help="Root of all randomness; same as seed=N.", rich_help_panel="Run"),
+]
+NprocOpt = Annotated[
+    str,
+    typer.Option(
+        "--nproc",
+        metavar="N|auto",
+        help="Processes on this machine; auto is one per CUDA device, or 1 on a CPU.",
+        rich_help_panel="Launch",
+    ),
+]
+DryRunOpt = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Check everything and say what would happen; write and start nothing.",
+        rich_help_panel="Run",
+    ),
+]
+YesOpt = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="Answer yes to every question.", rich_help_panel="Run"),
+]
+JsonOpt = Annotated[
+    bool,
+    typer.Option("--json", help="One JSON document on stdout.", rich_help_panel="Output"),
+]
+QuietOpt = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Only the id or path on stdout.", rich_help_panel="Output"),
+]
+
+
+def merge_overrides(args: list[str] | None, **flags: object) -> list[str]:
+    """KEY=VALUE arguments plus sugar flags that were given (`max_steps=3` -> "max_steps=3").
+
+    A flag left at None adds nothing. A double underscore in a flag's name stands for a dot:
+    `rollout__temperature`.
+    """
+    named = [
+        f"{key.replace('__', '.')}={value}" for key, value in flags.items() if value is not None
+    ]
+    return [*(args or []), *named]

@@ -1,0 +1,63 @@
+"""Files that appear whole or not at all. Torch-free."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vlarl.errors import ConfigError
+
+# What file systems without hard links answer (FAT, some network mounts).
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise ConfigError when `path` is taken: nothing is overwritten unless asked."""
+    if path.exists():
+        raise ConfigError(
+            f"{path} exists and is not overwritten; choose another name, or remove it first"
+        )
+
+
+@contextmanager
+def new_file(path: Path, *, overwrite: bool = False) -> Generator[Path]:
+    """A temporary path next to `path`; it becomes `path` when the block ends without an exception.
+
+    The temporary name is hidden and keeps the suffix, from which some writers take the format.
+    After an exception nothing is left. Parent folders are made.
+
+    Raises:
+        ConfigError: when `path` exists, before or after the block, and overwrite is False.
+    """
+    if not overwrite:
+        refuse_existing(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        if overwrite:
+            temporary.replace(path)
+        else:
+            _move_new(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _move_new(temporary: Path, path: Path) -> None:
+    """Rename that fails when the target exists; os.rename would replace it."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        refuse_existing(path)
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        refuse_existing(path)
+        temporary.rename(path)

@@ -163,7 +163,10 @@ class Rollout:
 
     @property
     def success(self) -> Tensor:
-        """[B] bool: the episode ended by termination. All envs here terminate on success and on nothing else."""
+        """[B] bool: the episode ended by termination.
+
+        All envs here terminate on success and on nothing else.
+        """
         return self.terminated.any(dim=2).any(dim=0)
 
 
@@ -176,12 +179,15 @@ class Credit:
     exactly 1 unless filtered episodes stay in the denominator.
     returns: [T, B, V] float32, targets of the value head; None without one.
     kept: [B] bool, episodes that were not filtered out.
+    metrics: (numerator, denominator) pairs as in LossOutput, known once per rollout; add them over
+    ranks.
     """
 
     advantage: Tensor
     weight: Tensor
     returns: Tensor | None
     kept: Tensor
+    metrics: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,10 +207,10 @@ class LossBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
-    """A scalar that is *additive* over micro-batches and ranks, and metrics as (numerator, denominator) pairs.
+    """A scalar that is *additive* over micro-batches and ranks, and metrics as pairs.
 
-    A metric's value is sum(numerators) / sum(denominators) over all micro-batches and ranks, 0 / 0
-    = absent: means are exact however the batch was cut.
+    A pair is (numerator, denominator). A metric's value is sum(numerators) / sum(denominators) over
+    all micro-batches and ranks, 0 / 0 = absent: means are exact however the batch was cut.
     """
 
     loss: Tensor

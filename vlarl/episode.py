@@ -1,4 +1,4 @@
-"""Which episode is played: data, not behaviour. Torch-free, so simulator processes can import it."""
+"""Which episode is played: data, not behaviour. Torch-free: simulator processes import it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One episode of a plan. Two episodes with the same (task, trial) start in the same state, bit for bit.
+    """One episode of a plan.
+
+    Two episodes with the same (task, trial) start in the same state, bit for bit.
 
     task: the env's name of the task, e.g. "button-press-v3".
     trial: index of the initial state (goal vector, init state, first frame) of that task.

@@ -43,7 +43,10 @@ class VecEnv(Protocol):
         ...
 
     def send(self, slots: Sequence[int], action: Tensor) -> None:
-        """Play action[i] ([n, C, A] float32, canonical units, CPU or the env's device) in slots[i]."""
+        """Play action[i] in slots[i].
+
+        action: [n, C, A] float32, canonical units, on the CPU or the env's device.
+        """
         ...
 
     def recv(self, min_slots: int, among: Sequence[int] | None = None) -> tuple[list[int], EnvStep]:
@@ -89,7 +92,10 @@ class Policy(Protocol):
         ...
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Trainable parameters by group: "actor", and "critic" when there is a value head. No overlap."""
+        """Trainable parameters by group, without overlap.
+
+        The groups are "actor", and "critic" when there is a value head.
+        """
         ...
 
     def save(self, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:

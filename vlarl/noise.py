@@ -1,4 +1,6 @@
-"""Noise that belongs to a decision, not to a batch: counter-based, vectorised, the same on every device.
+"""Noise that belongs to a decision, not to a batch.
+
+Counter-based, vectorised, the same on every device.
 
 A key is one int64 per row. The k-th draw of a row is splitmix64(key + k * golden), so a row's noise
 depends neither on the other rows of the batch nor on rank, slot or arrival order. Source of the
@@ -20,7 +22,7 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def stream(*path: object) -> int:
-    """A 63-bit seed for a named stream, e.g. stream(run.seed, "act", step, episode, decision)."""
+    """A 63-bit seed for a named stream, e.g. that of (run.seed, "act", step, episode, decision)."""
     digest = hashlib.blake2b("\x1f".join(map(str, path)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -43,7 +45,10 @@ def uniform(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def gumbel(keys: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """[n, *shape] float32 standard Gumbel: argmax(logits / T + gumbel) samples from softmax(logits / T)."""
+    """[n, *shape] float32 standard Gumbel.
+
+    argmax(logits / T + gumbel) is a sample from softmax(logits / T).
+    """
     return -torch.log(-torch.log(uniform(keys, shape)))
 
 

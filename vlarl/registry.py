@@ -1,4 +1,6 @@
-"""Names of envs, policies and algorithms -> the module that holds the plug-in. Nothing is imported until asked.
+"""Names of envs, policies and algorithms -> the module that holds the plug-in.
+
+Nothing is imported until asked.
 
 A plug-in module offers:
   env        `Config` (an EnvSection) and `make(cfg, *, num_slots, final_frames, record) -> VecEnv`,

@@ -17,8 +17,9 @@ class ActionSpec:
     """One action of A numbers.
 
     dims: A. format: a word for the first A-1 (or A) numbers, e.g. "delta_xyz" or
-    "delta_xyz_axisangle". gripper: meaning of the last number. "effort_close_positive" is MetaWorld's gripper effort in [-1, 1];
-    "close_positive" is LIBERO's -1 open, +1 closed. low, high: bounds the env clips to.
+    "delta_xyz_axisangle". gripper: meaning of the last number. "effort_close_positive" is
+    MetaWorld's gripper effort in [-1, 1]; "close_positive" is LIBERO's -1 open, +1 closed.
+    low, high: bounds the env clips to.
     """
 
     dims: int
@@ -79,30 +80,33 @@ def match(policy: PolicySpec, env: EnvSpec) -> list[str]:
     p, e = policy.action, env.action
     if p.dims != e.dims:
         problems.append(
-            f"policy '{policy.name}' emits {p.dims} numbers per action but env '{env.name}' takes {e.dims}; "
-            f"use a checkpoint trained for this env (this one: {', '.join(policy.trained_on) or 'unknown data'})"
+            f"policy '{policy.name}' emits {p.dims} numbers per action but env '{env.name}' takes "
+            f"{e.dims}; use a checkpoint trained for this env (this one: "
+            f"{', '.join(policy.trained_on) or 'unknown data'})"
         )
     elif p.format != e.format:
         problems.append(
-            f"policy '{policy.name}' emits '{p.format}' actions but env '{env.name}' takes '{e.format}'"
+            f"policy '{policy.name}' emits '{p.format}' actions but env '{env.name}' takes "
+            f"'{e.format}'"
         )
     if p.gripper != e.gripper:
         problems.append(
-            f"policy '{policy.name}' uses gripper convention '{p.gripper}' but env '{env.name}' uses '{e.gripper}'"
+            f"policy '{policy.name}' uses gripper convention '{p.gripper}' but env '{env.name}' "
+            f"uses '{e.gripper}'"
         )
     if env.chunks and policy.chunk not in env.chunks:
         problems.append(
-            f"policy '{policy.name}' emits chunks of {policy.chunk} actions but env '{env.name}' was built for "
-            f"{', '.join(map(str, env.chunks))}"
+            f"policy '{policy.name}' emits chunks of {policy.chunk} actions but env '{env.name}' "
+            f"was built for {', '.join(map(str, env.chunks))}"
         )
     if policy.cameras > len(env.cameras):
         problems.append(
-            f"policy '{policy.name}' reads {policy.cameras} cameras but env '{env.name}' renders {len(env.cameras)}: "
-            f"{', '.join(env.cameras)}"
+            f"policy '{policy.name}' reads {policy.cameras} cameras but env '{env.name}' renders "
+            f"{len(env.cameras)}: {', '.join(env.cameras)}"
         )
     if policy.state_dims and policy.state_dims != env.state_dims:
         problems.append(
-            f"policy '{policy.name}' reads {policy.state_dims} state numbers but env '{env.name}' gives "
-            f"{env.state_dims} ({env.state_format})"
+            f"policy '{policy.name}' reads {policy.state_dims} state numbers but env '{env.name}' "
+            f"gives {env.state_dims} ({env.state_format})"
         )
     return problems

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 Int = Annotated[int, Strict()]
 """An integer; `true` and `1.0` are refused."""
@@ -44,7 +44,7 @@ class PolicySection(Section):
     name: str
     """Registered name of the policy."""
     checkpoint: str
-    """Directory of the checkpoint, or the name of an asset (`vlarl download --list`)."""
+    """Directory of the checkpoint, or the name of an asset."""
 
 
 class AlgoSection(Section):
@@ -57,6 +57,10 @@ class AlgoSection(Section):
     def episodes_multiple(self) -> int:
         """`rollout.episodes` must be a multiple of this: the group size, or 1."""
         return 1
+
+    def value_width(self, chunk: int) -> int:
+        """Width V of the value head the algorithm trains: 0 = none, 1 = chunk, C = action level."""
+        return 0
 
 
 class RolloutSection(Section):
@@ -96,8 +100,8 @@ class OptimSection(Section):
     epochs: Annotated[Int, Field(ge=1)] = 1
     """Passes over each rollout."""
     minibatches: Annotated[Int, Field(ge=1)] = 1
-    """Optimizer steps per pass. Decisions are assigned to minibatches by a keyed hash, the same on any number of
-    ranks."""
+    """Optimizer steps per pass. Decisions are assigned to minibatches by a keyed hash, the same on
+    any number of ranks."""
     micro_batch: Annotated[Int, Field(ge=1)] = 64
     """Decisions per forward and backward; changes memory and speed, never the result."""
     target_kl: Annotated[float, Field(gt=0)] | None = None
@@ -134,7 +138,8 @@ class LogSection(Section):
     tensorboard: Bool = True
     """Write TensorBoard event files to RUN_DIR/tensorboard."""
     wandb: str | None = None
-    """Weights & Biases project; needs `pip install 'vlarl[wandb]'`. Its failure never ends a run."""
+    """Weights & Biases project; needs `pip install 'vlarl[wandb]'`. Its failure never ends a
+    run."""
     swanlab: str | None = None
     """SwanLab project; needs `pip install 'vlarl[swanlab]'`. Its failure never ends a run."""
 
@@ -147,9 +152,11 @@ class ComputeSection(Section):
     threads: Annotated[Int, Field(ge=1)] | None = None
     """Torch CPU threads per rank; none means cores divided by ranks."""
     shard: Literal["none", "fsdp2"] = "none"
-    """none replicates the policy and sums gradients; fsdp2 shards parameters, gradients and optimizer states."""
+    """none replicates the policy and sums gradients; fsdp2 shards parameters, gradients and
+    optimizer states."""
     param_dtype: Literal["fp32", "bf16"] = "fp32"
-    """Compute dtype of the forward under fsdp2 and autocast. Log-probs, values and losses stay float32."""
+    """Compute dtype of the forward under fsdp2 and autocast. Log-probs, values and losses stay
+    float32."""
     activation_checkpointing: Bool = False
     """Recompute activations of each shard unit in the backward pass."""
 
@@ -162,8 +169,8 @@ AlgoT = TypeVar("AlgoT", bound=AlgoSection)
 class RunConfig(Section, Generic[EnvT, PolicyT, AlgoT]):
     """Everything a training run is made of."""
 
-    name: str = "run"
-    """Name of the run; a preset's file name unless set."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    """Name of the run, a word that can be a folder; a preset's file name unless set."""
     run_dir: Path | None = None
     """Folder of the run; none means $VLARL_RUNS/NAME (default ./runs/NAME)."""
     seed: Annotated[Int, Field(ge=0)] = 0
@@ -181,3 +188,23 @@ class RunConfig(Section, Generic[EnvT, PolicyT, AlgoT]):
     save: SaveSection = SaveSection()
     log: LogSection = LogSection()
     compute: ComputeSection = ComputeSection()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> RunConfig:
+        problems = disagreements(self.rollout, self.algo)
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def disagreements(rollout: RolloutSection, algo: AlgoSection) -> list[str]:
+    """What two sections, each valid by itself, do not agree about."""
+    multiple = algo.episodes_multiple
+    if rollout.episodes % multiple == 0:
+        return []
+    below = rollout.episodes // multiple * multiple
+    near = f"{below} or {below + multiple}" if below else f"{multiple}"
+    return [
+        f"rollout.episodes ({rollout.episodes}) must be a multiple of {multiple}, the group size "
+        f"of algo '{algo.name}'; nearest: {near}"
+    ]

@@ -1,0 +1,262 @@
+"""From a preset and overrides to a validated run, with the origin of every value.
+
+`compose` is torch-free: it merges files and overrides into a plain tree. `build` imports the three
+named plug-ins (hence torch) and validates. `dump` and `load` are the run directory's config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+
+import vlarl
+from vlarl import registry
+from vlarl.config import presets
+from vlarl.config.explain import validate, where
+from vlarl.config.schema import AlgoSection, RolloutSection, RunConfig, Section, disagreements
+from vlarl.config.sources import Leaf, Tree, read_tree, read_value
+from vlarl.errors import ConfigError
+
+CLI = "cli"
+"""Source of a value given as KEY=VALUE or by a named option."""
+DEFAULT = "default"
+"""Source of a value nobody set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A merged configuration, not validated yet.
+
+    name: stem of the preset or file. values: nested plain values. sources: dotted key of every
+    leaf -> where it was set.
+    """
+
+    name: str
+    values: dict[str, Any]
+    sources: dict[str, str]
+
+
+def compose(preset: str | Path, overrides: Sequence[str] = ()) -> Composed:
+    """Merge what the preset extends (left to right), the preset itself, then KEY=VALUE overrides.
+
+    preset: a shipped name, or a path that ends in .yaml or .yml. Lists replace lists; a section
+    whose `name` changes is replaced as a whole. Raises ConfigError: unknown preset, missing file,
+    YAML error with its line, cycle of `extends`, malformed overrides (all of them at once).
+    """
+    given = parse_overrides(overrides)
+    preset = str(preset)
+    tree = merge(_load(preset, within=None, chain=()), given)
+    name = Path(preset).stem if _is_file(preset) else preset.rpartition("/")[2]
+    tree.setdefault("name", Leaf(name, preset))
+    return Composed(name, _values(tree), dict(_sources(tree)))
+
+
+def parse_overrides(overrides: Iterable[str]) -> Tree:
+    """`optim.lr=1e-5` and so on as a tree; values are YAML.
+
+    Raises ConfigError listing every malformed one and every key given twice.
+    """
+    tree: Tree = {}
+    problems = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        path = key.split(".")
+        if not equals or not all(path):
+            problems.append(f"'{text}': expected KEY=VALUE, for example optim.lr=1e-5")
+            continue
+        try:
+            one = _nest(path, read_value(value))
+        except ValueError as error:
+            problems.append(f"'{text}': {error}; quote the value as YAML text if it is a word")
+            continue
+        old = [k for k, _ in _sources(tree)]
+        for new, _ in _sources(one):
+            if any(f"{k}.".startswith(f"{new}.") or f"{new}.".startswith(f"{k}.") for k in old):
+                problems.append(f"'{text}': {new} is given twice")
+        tree = merge(tree, one)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return tree
+
+
+def merge(under: Tree, over: Tree, *, nested: bool = False) -> Tree:
+    """`over` laid on `under`; neither is changed.
+
+    In a nested section a new `name` drops everything below it: the keys belong to another plug-in.
+    """
+    if nested and _renames(under, over):
+        return dict(over)
+    merged = dict(under)
+    for key, value in over.items():
+        below = under.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = merge(below, value, nested=True)
+        else:
+            merged[key] = value
+    return merged
+
+
+def build(composed: Composed) -> RunConfig:
+    """The validated run: RunConfig[Env, Policy, Algo] of the plug-ins it names.
+
+    Raises ConfigError with every problem, one a line.
+    """
+    problems: list[str] = []
+    env, policy, algo = (_section_class(k, composed, problems) for k in ("env", "policy", "algo"))
+    model = cast("type[RunConfig]", RunConfig.__class_getitem__((env, policy, algo)))
+    problems += _cross_check(algo, composed.values)
+    return validate(model, composed.values, composed.sources, problems)
+
+
+def resolved(run: BaseModel, sources: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """All values of a config as JSON types, defaults included, and the source of each leaf."""
+    values = run.model_dump(mode="json")
+    return values, {key: _source_of(key, sources) for key, _ in flatten(values)}
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf, in order; lists are leaves."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def dump(run: BaseModel, sources: Mapping[str, str]) -> str:
+    """The text of config.json: every value, and where each came from."""
+    values, origin = resolved(run, sources)
+    document = {"vlarl": vlarl.__version__, "config": values, "sources": origin}
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def load(path: Path) -> Composed:
+    """What `dump` wrote, ready for `build`. Raises ConfigError when it is missing or damaged."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        values, sources = document["config"], document["sources"]
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; is {path.parent} a run directory?") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} is not the config.json of a run") from None
+    return Composed(values.get("name", path.parent.name), values, sources)
+
+
+def _is_file(preset: str) -> bool:
+    return preset.endswith((".yaml", ".yml"))
+
+
+def _load(preset: str, within: Path | None, chain: tuple[str, ...]) -> Tree:
+    """One preset with everything it extends. within: folder that file names are relative to."""
+    if _is_file(preset):
+        path = Path(preset) if within is None else within / preset
+        identity, label, folder = str(path.resolve()), str(path), path.parent
+    else:
+        identity, label, folder = preset, f"{preset}.yaml", None
+    if identity in chain:
+        raise ConfigError(f"'extends' goes round in a circle: {' -> '.join([*chain, identity])}")
+    text = _read_file(path) if _is_file(preset) else presets.read(preset)
+    own = read_tree(text, label)
+    tree: Tree = {}
+    for parent in _parents(own.pop("extends", None), label):
+        tree = merge(tree, _load(parent, folder, (*chain, identity)))
+    return merge(tree, own)
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _parents(extends: Tree | Leaf | None, label: str) -> list[str]:
+    if extends is None:
+        return []
+    value = extends.value if isinstance(extends, Leaf) else None
+    parents = [value] if isinstance(value, str) else value
+    if not isinstance(parents, list) or not all(isinstance(p, str) for p in parents):
+        where = extends.source if isinstance(extends, Leaf) else label
+        raise ConfigError(f"{where}: extends: expected a preset name or a list of them")
+    return parents
+
+
+def _nest(path: list[str], value: Any) -> Tree:
+    """{"optim": {"lr": Leaf}} from ["optim", "lr"]."""
+    node = _from_plain(value)
+    for key in reversed(path):
+        node = {key: node}
+    assert isinstance(node, dict)
+    return node
+
+
+def _from_plain(value: Any) -> Tree | Leaf:
+    if isinstance(value, dict):
+        return {str(key): _from_plain(v) for key, v in value.items()}
+    return Leaf(value, CLI)
+
+
+def _renames(under: Tree, over: Tree) -> bool:
+    old, new = under.get("name"), over.get("name")
+    return isinstance(old, Leaf) and isinstance(new, Leaf) and old.value != new.value
+
+
+def _values(tree: Tree) -> dict[str, Any]:
+    return {k: v.value if isinstance(v, Leaf) else _values(v) for k, v in tree.items()}
+
+
+def _sources(tree: Tree, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, Leaf):
+            yield prefix + key, value.source
+        else:
+            yield from _sources(value, f"{prefix}{key}.")
+
+
+def _source_of(key: str, sources: Mapping[str, str]) -> str:
+    """Source of a leaf, or of the value it is part of."""
+    while key not in sources and "." in key:
+        key = key.rpartition(".")[0]
+    return sources.get(key, DEFAULT)
+
+
+class _Unknown(Section, extra="allow"):
+    """Stands in for a plug-in that does not exist, so that the other sections are still checked."""
+
+    name: str
+
+
+def _section_class(kind: registry.Kind, composed: Composed, problems: list[str]) -> type[Section]:
+    """The Config class of the plug-in that a section names; an unknown name goes to problems."""
+    section = composed.values.get(kind)
+    name = section.get("name") if isinstance(section, Mapping) else None
+    if not isinstance(name, str):
+        return _Unknown  # validation says what is missing
+    try:
+        return registry.module(kind, name).Config
+    except ConfigError as error:
+        problems.append(f"{error}{where(f'{kind}.name', composed.sources)}")
+        return _Unknown
+
+
+def _cross_check(algo: type[Section], values: Mapping[str, Any]) -> list[str]:
+    """What RunConfig checks between sections, also when an unrelated section has errors."""
+    if not issubclass(algo, AlgoSection):
+        return []
+    try:
+        rollout_section = RolloutSection.model_validate(values.get("rollout", {}))
+        algo_section = algo.model_validate(values.get("algo"))
+    except ValidationError:
+        return []
+    return disagreements(rollout_section, algo_section)

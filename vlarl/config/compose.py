@@ -1,20 +1,18 @@
 """From a preset and overrides to a validated run, with the origin of every value.
 
 `compose` is torch-free: it merges files and overrides into a plain tree. `build` imports the three
-named plug-ins (hence torch) and validates. `dump` and `load` are the run directory's config.json.
+named plug-ins (hence torch) and validates.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-import vlarl
 from vlarl import registry
 from vlarl.config import presets
 from vlarl.config.explain import validate, where
@@ -24,8 +22,6 @@ from vlarl.errors import ConfigError
 
 CLI = "cli"
 """Source of a value given as KEY=VALUE or by a named option."""
-DEFAULT = "default"
-"""Source of a value nobody set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,42 +109,6 @@ def build(composed: Composed) -> RunConfig:
     return validate(model, composed.values, composed.sources, problems)
 
 
-def resolved(run: BaseModel, sources: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """All values of a config as JSON types, defaults included, and the source of each leaf."""
-    values = run.model_dump(mode="json")
-    return values, {key: _source_of(key, sources) for key, _ in flatten(values)}
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every leaf, in order; lists are leaves."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def dump(run: BaseModel, sources: Mapping[str, str]) -> str:
-    """The text of config.json: every value, and where each came from."""
-    values, origin = resolved(run, sources)
-    document = {"vlarl": vlarl.__version__, "config": values, "sources": origin}
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
-
-
-def load(path: Path) -> Composed:
-    """What `dump` wrote, ready for `build`. Raises ConfigError when it is missing or damaged."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        values, sources = document["config"], document["sources"]
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; is {path.parent} a run directory?") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{path} is not the config.json of a run") from None
-    return Composed(values.get("name", path.parent.name), values, sources)
-
-
 def _is_file(preset: str) -> bool:
     return preset.endswith((".yaml", ".yml"))
 
@@ -222,13 +182,6 @@ def _sources(tree: Tree, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield prefix + key, value.source
         else:
             yield from _sources(value, f"{prefix}{key}.")
-
-
-def _source_of(key: str, sources: Mapping[str, str]) -> str:
-    """Source of a leaf, or of the value it is part of."""
-    while key not in sources and "." in key:
-        key = key.rpartition(".")[0]
-    return sources.get(key, DEFAULT)
 
 
 class _Unknown(Section, extra="allow"):

@@ -32,7 +32,7 @@ OverridesArg = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Overrides, e.g. optim.lr=1e-5 'env.tasks=[reach-v3]'; values are YAML.",
+        help="Overrides, e.g. optim.lr=1e-5 rollout.episodes=96; values are YAML.",
         show_default=False,
     ),
 ]
@@ -81,3 +81,8 @@ def merge_overrides(args: list[str] | None, **flags: object) -> list[str]:
         f"{key.replace('__', '.')}={value}" for key, value in flags.items() if value is not None
     ]
     return [*(args or []), *named]
+
+
+def examples(*lines: str) -> str:
+    """An epilog with one example a line; square brackets are data, not markup."""
+    return "\n\n".join(["Examples:", *(f"$ {line}".replace("[", r"\[") for line in lines)])

@@ -24,6 +24,7 @@ from typing import Literal
 from vlarl.errors import ConfigError
 
 Kind = Literal["env", "policy", "algo"]
+KINDS: tuple[Kind, ...] = ("env", "policy", "algo")
 
 _BUILT_IN: dict[Kind, dict[str, str]] = {
     "env": {"metaworld": "vlarl.envs.metaworld"},

@@ -103,7 +103,7 @@ def build(composed: Composed) -> RunConfig:
     Raises ConfigError with every problem, one a line.
     """
     problems: list[str] = []
-    env, policy, algo = (_section_class(k, composed, problems) for k in ("env", "policy", "algo"))
+    env, policy, algo = (_section_class(k, composed, problems) for k in registry.KINDS)
     model = cast("type[RunConfig]", RunConfig.__class_getitem__((env, policy, algo)))
     problems += _cross_check(algo, composed.values)
     return validate(model, composed.values, composed.sources, problems)

@@ -19,7 +19,7 @@ DEFAULT = "default"
 
 
 def resolved(config: BaseModel, sources: Mapping[str, str]) -> Composed:
-    """All values of a config as JSON types, class defaults included, with a source for each leaf."""
+    """All values of a config as JSON types, defaults included, with a source for each leaf."""
     values = config.model_dump(mode="json")
     origin = {key: _source_of(key, sources) for key, _ in flatten(values)}
     return Composed(str(values.get("name", "")), values, origin)

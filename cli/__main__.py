@@ -1,0 +1,5 @@
+"""`python -m vlarl_cli` is `vlarl`."""
+
+from .main import main
+
+main()

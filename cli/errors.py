@@ -1,0 +1,16 @@
+"""What a person reads when something is wrong: a message and the command that helps."""
+
+from __future__ import annotations
+
+from vlarl.errors import MissingError, VlarlError
+
+from .output import print_error
+
+
+def report(error: VlarlError) -> int:
+    """Print the error and return its exit code."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    if len(lines) > 1:
+        lines = [f"{len(lines)} problems:", *lines]
+    print_error("\n  ".join(lines), error.fix if isinstance(error, MissingError) else None)
+    return error.exit_code

@@ -1,0 +1,100 @@
+"""The `vlarl` command: its subcommands in order of use, and its exit codes.
+
+0 done · 1 the run failed · 2 usage or config wrong, nothing started · 3 something is missing, the
+fix is printed · 4 `--fail-under` not met · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import vlarl
+from vlarl.errors import VlarlError
+
+from . import config, doctor, presets
+from .errors import report
+from .options import examples
+from .output import print_error, print_stdout
+
+
+class _Group(TyperGroup):
+    """Turns VlarlError into a message and an exit code, for the shell and for tests alike."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except VlarlError as error:
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            raise typer.Exit(report(error)) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Reinforcement learning of vision-language-action policies.",
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print_stdout(f"vlarl {vlarl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    ctx: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show tracebacks. May stand anywhere on the line."),
+    ] = False,
+) -> None:
+    if ctx.invoked_subcommand is None:
+        print_stdout(ctx.get_help())
+
+
+app.command("doctor", epilog=examples(*doctor.EXAMPLES))(doctor.doctor)
+app.add_typer(presets.app, name="presets")
+app.add_typer(config.app, name="config")
+
+
+def main() -> None:
+    """Entry point of the console script. Always ends by SystemExit with a documented code."""
+    args = sys.argv[1:]
+    debug = "--debug" in args
+    if debug:  # an option of the root, for click's parser
+        args = ["--debug", *(a for a in args if a != "--debug")]
+    try:
+        app(args, prog_name="vlarl")
+    except Exception as error:
+        if debug:
+            raise
+        print_error(f"internal error: {type(error).__name__}: {error}")
+        print_error("this is a bug in vlarl; the same command with --debug shows where")
+        sys.exit(1)
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Let `vlarl ... | head` end without a complaint from the interpreter."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

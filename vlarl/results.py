@@ -1,0 +1,331 @@
+"""What an evaluation found: one outcome per planned episode, its protocol. Torch-free.
+
+Every planned (task, trial, repeat) is there at most once; what is missing is named. Rates are k of
+n episodes, recomputed from the episodes whenever they are asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from vlarl.atomic import new_file, refuse_existing
+from vlarl.episode import Episode
+from vlarl.errors import ConfigError, CorruptFile, RunFailed
+from vlarl.proportions import Interval, Rate, mean_rate
+
+FORMAT = "vlarl-eval"
+VERSION = 1
+"""Version of the file's schema; a reader refuses others."""
+
+
+class EpisodeKey(NamedTuple):
+    """Identity of an evaluation episode: the env's task and trial, and the repeat."""
+
+    task: str
+    trial: int
+    repeat: int
+
+    @classmethod
+    def of(cls, episode: Episode) -> EpisodeKey:
+        """The key of a planned episode."""
+        return cls(episode.task, episode.trial, episode.member)
+
+    def __str__(self) -> str:
+        return f"{self.task} trial {self.trial} repeat {self.repeat}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeResult:
+    """Outcome of one episode.
+
+    num_steps: executed actions. total_reward: their summed reward. num_clipped: actions with a
+    component outside the env's bounds. diverged: the simulator gave non-finite numbers.
+    """
+
+    task: str
+    trial: int
+    repeat: int
+    success: bool
+    num_steps: int
+    total_reward: float
+    num_clipped: int
+    diverged: bool
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    @property
+    def key(self) -> EpisodeKey:
+        """(task, trial, repeat)."""
+        return EpisodeKey(self.task, self.trial, self.repeat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """Outcomes of a plan.
+
+    plan: every episode that was asked for, without duplicates. episodes: those that were played, in
+    plan order. protocol: how they were played (versions, horizon, temperature, checkpoint hash and
+    so on), nested JSON values. groups: name -> tasks, for averages over groups of tasks.
+
+    Raises:
+        RunFailed: when an episode is there twice or was not planned; the message names them.
+    """
+
+    plan: tuple[EpisodeKey, ...]
+    episodes: tuple[EpisodeResult, ...]
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problems = coverage_problems(self.plan, [e.key for e in self.episodes])
+        if problems:
+            raise RunFailed("the evaluation does not fit its plan: " + "; ".join(problems))
+        order = {key: i for i, key in enumerate(self.plan)}
+        in_order = tuple(sorted(self.episodes, key=lambda e: order[e.key]))
+        object.__setattr__(self, "episodes", in_order)
+
+    @property
+    def missing(self) -> tuple[EpisodeKey, ...]:
+        """Planned episodes without an outcome, in plan order."""
+        played = {e.key for e in self.episodes}
+        return tuple(key for key in self.plan if key not in played)
+
+    @property
+    def is_complete(self) -> bool:
+        """Every planned episode was played exactly once."""
+        return len(self.episodes) == len(self.plan)
+
+    @property
+    def total(self) -> Rate:
+        """Successes of all played episodes."""
+        return _rate(self.episodes)
+
+    @property
+    def by_task(self) -> dict[str, Rate]:
+        """Rate of each task that was played, in plan order."""
+        parts: dict[str, list[EpisodeResult]] = {}
+        for episode in self.episodes:
+            parts.setdefault(episode.task, []).append(episode)
+        return {task: _rate(part) for task, part in parts.items()}
+
+    @property
+    def by_group(self) -> dict[str, Rate]:
+        """Rate of each group with played episodes; its episodes count equally."""
+        rates = self.by_task
+        sums = {}
+        for name, tasks in self.groups.items():
+            own = [rates[task] for task in tasks if task in rates]
+            if own:
+                sums[name] = Rate(sum(r.k for r in own), sum(r.n for r in own))
+        return sums
+
+    @property
+    def mean_of_groups(self) -> tuple[float, Interval] | None:
+        """Mean of the group rates with its 95 % interval; None without groups.
+
+        The average that multi-task benchmarks publish for difficulty groups; it differs from
+        `total` when the groups differ in size.
+        """
+        rates = list(self.by_group.values())
+        return mean_rate(rates) if rates else None
+
+    @property
+    def plan_hash(self) -> str:
+        """SHA-256 of the set of planned (task, trial, repeat)."""
+        return plan_hash(self.plan)
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers for a MetricSink; docs/metrics.md has the formulas."""
+        count = len(self.episodes)
+        numbers = {
+            "eval/success_once": self.total.value,
+            "eval/return": sum(e.total_reward for e in self.episodes) / count,
+            "eval/reward": sum(e.total_reward / e.num_steps for e in self.episodes) / count,
+            "eval/episode_len": sum(e.num_steps for e in self.episodes) / count,
+            "eval/num_trajectories": float(count),
+        }
+        by_task = {f"eval/success_once/{t}": rate.value for t, rate in self.by_task.items()}
+        return numbers | by_task
+
+    def summary(self) -> dict[str, Any]:
+        """The rates as JSON values: k, n, rate, 95 % interval."""
+        found: dict[str, Any] = {
+            "complete": self.is_complete,
+            "planned": len(self.plan),
+            "success": rate_json(self.total) if self.episodes else None,
+            "tasks": {task: rate_json(rate) for task, rate in self.by_task.items()},
+        }
+        mean = self.mean_of_groups
+        if mean is not None:
+            found["groups"] = {name: rate_json(rate) for name, rate in self.by_group.items()}
+            found["mean_of_groups"] = {"rate": mean[0], "interval_95": list(mean[1])}
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """Everything, as the JSON values of the file."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "summary": self.summary(),
+            "protocol": self.protocol,
+            "groups": {name: list(tasks) for name, tasks in self.groups.items()},
+            "plan_hash": self.plan_hash,
+            "plan": [list(key) for key in self.plan],
+            "episodes": [asdict(episode) for episode in self.episodes],
+        }
+
+    def save(self, path: Path, *, overwrite: bool = False) -> None:
+        """Write the file, whole or not at all.
+
+        Raises:
+            ConfigError: the file exists and overwrite is False.
+            RunFailed: the folder cannot be written.
+        """
+        try:
+            with new_file(path, overwrite=overwrite) as temporary:
+                temporary.write_text(_dump(self.document()), encoding="utf-8")
+        except OSError as error:
+            raise RunFailed(f"cannot write {path}: {error.strerror}") from None
+
+
+def coverage_problems(plan: Iterable[EpisodeKey], played: Iterable[EpisodeKey]) -> list[str]:
+    """Why `played` does not fit `plan`: duplicates and strangers, by name; empty when it fits.
+
+    Missing episodes are no misfit (see EvalResult.missing).
+    """
+    planned, counts = Counter(plan), Counter(played)
+    return [
+        *(f"{key} is planned {n} times" for key, n in planned.items() if n > 1),
+        *(f"{key} was played {n} times" for key, n in counts.items() if n > 1),
+        *(f"{key} was played but not planned" for key in counts if key not in planned),
+    ]
+
+
+def plan_hash(plan: Iterable[EpisodeKey]) -> str:
+    """SHA-256 of a plan as a set: two plans of the same episodes in any order agree."""
+    lines = sorted(f"{key.task}\t{key.trial}\t{key.repeat}\n" for key in plan)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def rate_json(rate: Rate) -> dict[str, Any]:
+    """A rate with its 95 % interval as JSON values."""
+    return {"k": rate.k, "n": rate.n, "rate": rate.value, "interval_95": list(rate.interval)}
+
+
+def name_some(keys: Sequence[EpisodeKey], limit: int = 5) -> str:
+    """The first few keys, and how many more there are."""
+    rest = f" and {len(keys) - limit} more" if len(keys) > limit else ""
+    return ", ".join(map(str, keys[:limit])) + rest
+
+
+def _rate(episodes: Sequence[EpisodeResult]) -> Rate:
+    if not episodes:
+        raise RunFailed("no episode was played, so there is no success rate")
+    return Rate(sum(e.success for e in episodes), len(episodes))
+
+
+class _Document(BaseModel):
+    """The file as it must be; validated in strict mode."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    format: Literal["vlarl-eval"]
+    version: Literal[1]
+    summary: dict[str, Any]
+    protocol: dict[str, Any]
+    groups: dict[str, tuple[str, ...]]
+    plan_hash: str
+    plan: tuple[EpisodeKey, ...]
+    episodes: tuple[EpisodeResult, ...]
+
+
+def load(path: Path) -> EvalResult:
+    """Read and verify a result file.
+
+    Raises:
+        ConfigError: there is no such file, or it is of another version.
+        CorruptFile: it is no result file, or its parts contradict each other.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no result file {path}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; expected an evaluation's .json file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorruptFile(f"cannot read {path}: {error}") from None
+    _check_version(path, text)
+    try:
+        document = _Document.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise CorruptFile(f"{path}: {where}: {first['msg']}") from None
+    try:
+        result = EvalResult(
+            plan=document.plan,
+            episodes=document.episodes,
+            protocol=document.protocol,
+            groups=document.groups,
+        )
+    except RunFailed as error:
+        raise CorruptFile(f"{path}: {error}") from None
+    if document.plan_hash != result.plan_hash:
+        raise CorruptFile(f"{path}: plan_hash does not belong to the plan; the file was changed")
+    counted = rate_json(result.total) if result.episodes else None
+    if document.summary.get("success") != counted:
+        raise CorruptFile(f"{path}: the summary does not belong to the episodes")
+    return result
+
+
+def _check_version(path: Path, text: str) -> None:
+    try:
+        head = json.loads(text)
+    except ValueError:
+        raise CorruptFile(f"{path} is not JSON; was it cut short?") from None
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise CorruptFile(f"{path} is not a result of `vlarl eval`")
+    if head.get("version") != VERSION:
+        raise ConfigError(
+            f"{path} has format version {head.get('version')}; this vlarl reads {VERSION}"
+        )
+
+
+def check_writable(path: Path, *, overwrite: bool) -> None:
+    """Fail now rather than after the work; makes nothing.
+
+    Raises:
+        ConfigError: the file exists and overwrite is False, or its folder could not be written.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a .json file")
+    if not overwrite:
+        refuse_existing(path)
+    folder = next(p for p in path.absolute().parents if p.exists())
+    if not folder.is_dir():
+        raise ConfigError(f"cannot write {path}: {folder} is a file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write {path}: no permission to write in {folder}")
+
+
+def _dump(document: Mapping[str, Any]) -> str:
+    """JSON with the long lists one row a line."""
+    parts = []
+    for key, value in document.items():
+        if key in ("plan", "episodes"):
+            rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in value)
+            text = f"[\n{rows}\n ]" if value else "[]"
+        else:
+            text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+            text = text.replace("\n", "\n ")
+        parts.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -3,10 +3,12 @@
 Nothing is imported until asked.
 
 A plug-in module offers:
-  env        `Config` (an EnvSection) and `make(cfg, *, num_slots, final_frames, record) -> VecEnv`,
-             `spec(cfg) -> EnvSpec` (cheap: no simulator process, no rendering) and
+  env        `Config` (an EnvSection), `make(cfg, *, num_slots, final_frames) -> VecEnv`,
+             `spec(cfg) -> EnvSpec` (cheap: no simulator process, no rendering),
              `trials(cfg, split) -> dict[str, tuple[int, ...]]` (task -> trial ids; split "train" or
-             "eval")
+             "eval", sharing no initial state), `suites() -> tuple[str, ...]`,
+             `instruction(task) -> str`, and, where there is a scripted expert,
+             `demonstrate(cfg, episodes, *, noise_std, seed) -> Iterator[Trajectory]`
   policy     `Config` (a PolicySection), `spec(cfg) -> PolicySpec` (reads small files only) and
              `load(cfg, *, device, needs_value) -> Policy`
   algorithm  `Config` (an AlgoSection) and `ALGORITHM`

@@ -1,0 +1,194 @@
+"""Which OpenGL driver MuJoCo renders with, decided before mujoco is imported. Torch-free.
+
+EGL first: without a GPU it runs on Mesa's software driver; OSMesa second. A value the user gave to
+MUJOCO_GL is kept. The EGL device is left to the driver (or to the user's MUJOCO_EGL_DEVICE_ID): its
+numbering has nothing to do with ranks or CUDA ordinals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vlarl.errors import DeviceMissing
+
+FIX = "apt-get install -y libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri"
+"""Debian and Ubuntu packages that give MuJoCo an EGL software driver."""
+
+_OFF = ("disable", "disabled", "off", "false", "0")
+_EGL_PLATFORM_DEVICE_EXT = 0x313F
+_MAX_DEVICES = 32
+_SELFTEST_S = 120
+
+_SELFTEST_XML = """
+<mujoco>
+  <visual><headlight ambient="1 1 1" diffuse="0 0 0" specular="0 0 0"/></visual>
+  <worldbody>
+    <camera name="eye" pos="0 0 2"/>
+    <geom type="box" size="5 5 .01" pos=" 5 0 0" rgba="1 0 0 1"/>
+    <geom type="box" size="5 5 .01" pos="-5 0 0" rgba="0 0 1 1"/>
+  </worldbody>
+</mujoco>
+"""
+
+
+def choose_backend() -> tuple[str, str]:
+    """Set MUJOCO_GL if it is not set, and return (backend, reason).
+
+    Call before the first `import mujoco` of the process. Raises DeviceMissing, with the command
+    that installs a driver, when there is none.
+    """
+    given = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if given in _OFF:
+        raise DeviceMissing(
+            f"MUJOCO_GL={given} turns rendering off, and policies need frames",
+            fix="unset MUJOCO_GL",
+        )
+    if given:
+        return given, "set by MUJOCO_GL"
+    if sys.platform != "linux":
+        return "", f"the platform's own driver on {sys.platform}"
+    egl_problem = _egl_problem()
+    if egl_problem is None:
+        os.environ["MUJOCO_GL"] = "egl"
+        return "egl", "an EGL device initialises"
+    if ctypes.util.find_library("OSMesa") is not None:
+        os.environ["MUJOCO_GL"] = "osmesa"
+        return "osmesa", f"{egl_problem}; OSMesa is installed"
+    raise DeviceMissing(
+        f"no OpenGL driver to render with: {egl_problem}; OSMesa is not installed", fix=FIX
+    )
+
+
+def context(width: int, height: int) -> Any:
+    """A current OpenGL context for off-screen rendering; needs `choose_backend` first.
+
+    Make one per process and keep it: a second one returns garbage frames on some drivers.
+    """
+    # The drivers fail in their own ways, and a failed import here is a missing library.
+    try:
+        import mujoco  # noqa: PLC0415
+
+        made = mujoco.GLContext(width, height)
+        made.make_current()
+    except (ImportError, RuntimeError, AttributeError, OSError) as error:
+        backend = os.environ.get("MUJOCO_GL", "")
+        raise DeviceMissing(
+            f"the OpenGL backend '{backend}' does not start: {error}", fix=FIX
+        ) from error
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTest:
+    """Outcome of rendering one frame. driver: the OpenGL renderer string."""
+
+    backend: str
+    reason: str
+    driver: str
+
+
+def selftest() -> SelfTest:
+    """Render a small frame in a process of its own and check its colours.
+
+    Raises DeviceMissing when there is no driver, when it crashes, or when the frame is wrong.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "vlarl.envs.gl"],
+            capture_output=True,
+            text=True,
+            timeout=_SELFTEST_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DeviceMissing(
+            f"rendering a test frame took more than {_SELFTEST_S} s", fix=FIX
+        ) from error
+    if done.returncode != 0:
+        words = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise DeviceMissing(
+            f"rendering a test frame failed (exit status {done.returncode}): {words[0]}", fix=FIX
+        )
+    answer = json.loads(done.stdout)
+    if "problem" in answer:
+        raise DeviceMissing(answer["problem"], fix=answer["fix"])
+    return SelfTest(**answer)
+
+
+def _egl_problem() -> str | None:
+    """Why EGL cannot render off screen, None when it can.
+
+    Asks the library directly: importing mujoco to find out would fix the choice for the process.
+    """
+    try:
+        egl = ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        return "libEGL.so.1 is not installed"
+    lookup = egl.eglGetProcAddress
+    lookup.restype, lookup.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    query_at, display_at = lookup(b"eglQueryDevicesEXT"), lookup(b"eglGetPlatformDisplayEXT")
+    if not query_at or not display_at:
+        return "libEGL lacks the device extension"
+    pointer = ctypes.c_void_p
+    query = ctypes.CFUNCTYPE(
+        ctypes.c_uint, ctypes.c_int, ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_int)
+    )(query_at)
+    display_of = ctypes.CFUNCTYPE(pointer, ctypes.c_uint, pointer, pointer)(display_at)
+    initialize = egl.eglInitialize
+    initialize.restype, initialize.argtypes = ctypes.c_uint, [pointer, pointer, pointer]
+    devices, count = (pointer * _MAX_DEVICES)(), ctypes.c_int()
+    if not query(_MAX_DEVICES, devices, ctypes.byref(count)) or not count.value:
+        return "EGL finds no device (is its Mesa vendor library installed?)"
+    for device in devices[: count.value]:
+        display = display_of(_EGL_PLATFORM_DEVICE_EXT, device, None)
+        if display and initialize(display, None, None):
+            return None
+    return f"none of {count.value} EGL devices initialises"
+
+
+def _render_test_frame() -> SelfTest:
+    backend, reason = choose_backend()
+    import mujoco  # noqa: PLC0415
+
+    held = context(64, 64)
+    model = mujoco.MjModel.from_xml_string(_SELFTEST_XML)
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    with mujoco.Renderer(model, 64, 64) as renderer:
+        renderer.update_scene(data, camera="eye")
+        frame = renderer.render()
+        driver = _driver_name()
+    del held
+    left, right = frame[32, 16].astype(int), frame[32, 48].astype(int)
+    if not (left[2] > 100 > left[0] and right[0] > 100 > right[2]):
+        raise DeviceMissing(
+            f"the OpenGL backend '{backend}' renders wrong colours: expected blue and red, got "
+            f"{left.tolist()} and {right.tolist()}",
+            fix=FIX,
+        )
+    return SelfTest(backend=backend, reason=reason, driver=driver)
+
+
+def _driver_name() -> str:
+    from OpenGL import GL  # noqa: PLC0415
+
+    return GL.glGetString(GL.GL_RENDERER).decode()
+
+
+def main() -> None:
+    """The other end of `selftest`: one JSON document on stdout."""
+    try:
+        answer = asdict(_render_test_frame())
+    except DeviceMissing as error:
+        answer = {"problem": str(error), "fix": error.fix}
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,517 @@
+"""OpenVLA-OFT with discrete action tokens: all tokens of a chunk from one forward pass.
+
+Source: moojink/openvla-oft@213c5ff (inference), RLinf@a3816b5 (log-prob, entropy, value). Differences: a greedy decision
+has log-prob 0, its probability being 1; sampling noise belongs to the decision, not to the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vlarl import noise
+from vlarl.assets import store
+from vlarl.batch import Observation, PolicyEval, PolicyStep
+from vlarl.config.schema import Bool, Int, PolicySection, Section
+from vlarl.errors import ConfigError
+from vlarl.models.openvla_oft import checkpoint
+from vlarl.models.openvla_oft.action_tokens import ActionCodec, StateCodec
+from vlarl.models.openvla_oft.config import (
+    ActionFormat,
+    Jpeg,
+    Normalisation,
+    Resize,
+    Settings,
+    read_json,
+    read_net_config,
+    read_settings,
+    read_statistics,
+    resolve_key,
+    with_settings,
+)
+from vlarl.models.openvla_oft.net import (
+    NUM_BINS,
+    SHARD_UNITS,
+    OftNet,
+    OftOutput,
+    check_bidirectional,
+)
+from vlarl.models.openvla_oft.processing import ImageFrontEnd, Prompts, read_normalisation
+from vlarl.specs import PolicySpec
+
+log = logging.getLogger(__name__)
+
+_COMPAT: Mapping[str, Mapping[str, Any]] = {
+    "oft": {"resize": "lanczos", "centre_crop": True, "jpeg": "pil", "stop_token": True},
+    "rlinf": {"resize": "bicubic", "centre_crop": False, "jpeg": "off", "stop_token": False},
+}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_PROPRIO = "proprio_projector"
+_L1 = "action_head"
+
+
+class LoraSection(Section):
+    """Low-rank adapters (peft). Everything else but the value head is frozen; `save` merges them."""
+
+    rank: Annotated[Int, Field(ge=1)] = 32
+    """Rank of the adapters."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """The adapter's output is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout on the adapters' input, in `sft_loss` only: reinforcement learning has to score what acted."""
+    targets: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Last names of the linear layers that get one: those of the language model above; `qkv`, `proj`, `fc1`, `fc2` of the
+    vision towers; `fc1`, `fc2`, `fc3` of the projector; `action_rows` for the head."""
+
+
+class OftConfig(PolicySection):
+    """OpenVLA-OFT. Where a field is none, the checkpoint's own settings count, then those of the published recipe."""
+
+    name: Literal["openvla_oft"] = "openvla_oft"
+    """Registered name of the policy."""
+    unnorm_key: str | None = None
+    """Data set whose statistics un-normalise the actions; `KEY_no_noops` is tried as well. None: the checkpoint's
+    choice, or the only one there is."""
+    chunk: Annotated[Int, Field(ge=1)] | None = None
+    """Actions per decision. Released checkpoints do not store it; 8 unless set."""
+    compat: Literal["oft", "rlinf"] | None = None
+    """Preset of the four fields below. oft: JPEG round trip, Lanczos, 0.9 centre crop, stop token, as in supervised
+    training. rlinf: bicubic, no crop, no JPEG, no stop token, as RLinf runs the same checkpoints."""
+    resize: Resize | None = None
+    """Resampling from the frame to the model's size."""
+    centre_crop: Bool | None = None
+    """Keep the central 90 % of the area and scale it back."""
+    jpeg: Jpeg | None = None
+    """Send frames that need resizing through JPEG first: 2-3 ms per 256 px frame on one core."""
+    stop_token: Bool | None = None
+    """Put `</s>` behind the action slots."""
+    rope_bf16: Bool | None = None
+    """Round the RoPE frequencies to bfloat16, as casting the module does in RLinf. Off unless set."""
+    num_images: Annotated[Int, Field(ge=1)] | None = None
+    """Camera views per decision, in the env's order; 1 unless set."""
+    use_proprio: Bool | None = None
+    """Feed the robot state as one token; needs a proprio projector in the checkpoint, or starts a fresh one."""
+    normalisation: Normalisation | None = None
+    """Statistics that span [-1, 1]: q99 (1 % and 99 % quantiles) or bounds (minimum and maximum). q99 unless set."""
+    action_format: ActionFormat | None = None
+    """Meaning of the numbers: by width unless set. metaworld_7d: RLinf's MetaWorld checkpoints, whose numbers 0, 1, 2, 6
+    are the env's four."""
+    value: Literal["chunk", "action"] = "chunk"
+    """Value head: one number per decision, or one per action of the chunk."""
+    value_detach: Bool = False
+    """Keep the value loss from reaching the backbone."""
+    freeze_vision: Bool = False
+    """Do not train the vision towers."""
+    lora: LoraSection | None = None
+    """Train low-rank adapters instead of all weights."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Type the weights are held in. The value head, adapters, log-probs and values stay float32."""
+
+
+Config = OftConfig
+
+
+def resolve_settings(cfg: OftConfig, folder: Path) -> Settings:
+    """A field that is set wins, then `compat`, then what the checkpoint says, then the published recipe."""
+    explicit = {
+        name: getattr(cfg, name) for name in asdict(Settings()) if getattr(cfg, name) is not None
+    }
+    compat = _COMPAT[cfg.compat] if cfg.compat else {}
+    return Settings(**{**read_settings(folder), **compat, **explicit})
+
+
+def _codec(statistics: Mapping[str, Any], settings: Settings) -> tuple[ActionCodec, str]:
+    key = resolve_key(statistics, settings.unnorm_key)
+    if "action" not in statistics[key]:
+        raise ConfigError(f"dataset_statistics.json: '{key}' has no action statistics")
+    codec = ActionCodec(
+        statistics[key]["action"],
+        normalisation=settings.normalisation,
+        action_format=settings.action_format,
+    )
+    return codec, key
+
+
+def _state_codec(statistics: Mapping[str, Any], key: str, settings: Settings) -> StateCodec | None:
+    if not settings.use_proprio:
+        return None
+    if "proprio" not in statistics[key]:
+        raise ConfigError(
+            f"policy.use_proprio: the statistics of '{key}' have no proprio entry; set it to false"
+        )
+    return StateCodec(statistics[key]["proprio"], normalisation=settings.normalisation)
+
+
+def spec(cfg: OftConfig, *, needs_value: bool = False) -> PolicySpec:
+    """What the checkpoint needs and emits, from its small JSON files alone."""
+    folder = store.resolve(cfg.checkpoint)
+    read_net_config(folder)
+    settings = resolve_settings(cfg, folder)
+    statistics = read_statistics(folder)
+    codec, key = _codec(statistics, settings)
+    state = _state_codec(statistics, key, settings)
+    width = 0 if not needs_value else 1 if cfg.value == "chunk" else settings.chunk
+    return PolicySpec(
+        name=cfg.name,
+        action=codec.spec,
+        chunk=settings.chunk,
+        cameras=settings.num_images,
+        state_dims=state.width if state else 0,
+        value_width=width,
+        trained_on=tuple(sorted(statistics)),
+    )
+
+
+def recognises(folder: Path) -> bool:
+    """Whether a folder looks like an OpenVLA checkpoint."""
+    config = folder / "config.json"
+    return config.is_file() and read_json(config).get("model_type") == "openvla"
+
+
+def load(
+    cfg: OftConfig, *, device: torch.device, needs_value: bool, train: bool = True
+) -> OftPolicy:
+    """Build the network and fill it from the checkpoint.
+
+    train: False loads for inference only, which also admits checkpoints with an L1 regression head. Raises ConfigError,
+    CorruptFile, AssetMissing; RunFailed when attention turns out not to be bidirectional.
+    """
+    folder = store.resolve(cfg.checkpoint)
+    l1 = _check_components(folder, train=train)
+    config = read_net_config(folder)
+    settings = resolve_settings(cfg, folder)
+    statistics = read_statistics(folder)
+    codec, key = _codec(statistics, settings)
+    settings = replace(settings, unnorm_key=key, action_format=codec.action_format)
+    state_codec = _state_codec(statistics, key, settings)
+    prompts = Prompts.from_folder(folder)
+    mean, std = read_normalisation(folder, config.image_size)
+    policy_spec = spec(cfg, needs_value=needs_value)
+    with torch.device("meta"):
+        net = OftNet(
+            config,
+            num_slots=settings.chunk * codec.width,
+            stop_id=prompts.stop if settings.stop_token else None,
+            value_width=policy_spec.value_width,
+            state_dims=policy_spec.state_dims,
+            l1_dims=codec.width if l1 else 0,
+            rope_bf16=settings.rope_bf16,
+            value_detach=cfg.value_detach,
+        )
+    checkpoint.load_weights(net, folder, device=device, dtype=_DTYPES[cfg.dtype])
+    _load_heads(net, folder, device=device, dtype=_DTYPES[cfg.dtype])
+    net.eval()
+    check_bidirectional(net)
+    _choose_trained(net, cfg)
+    return OftPolicy(
+        spec=policy_spec,
+        module=net,
+        images=ImageFrontEnd(
+            image_size=config.image_size,
+            mean=mean,
+            std=std,
+            resize=settings.resize,
+            centre_crop=settings.centre_crop,
+            jpeg=settings.jpeg,
+        ),
+        prompts=prompts,
+        codec=codec,
+        state_codec=state_codec,
+        settings=settings,
+        lora=cfg.lora,
+        source=folder,
+    )
+
+
+def _check_components(folder: Path, *, train: bool) -> bool:
+    """Whether the checkpoint has an L1 head. Refuses kinds whose action tokens were never trained."""
+    for name, what in (
+        ("noisy_action_projector", "a diffusion head"),
+        ("vision_backbone", "FiLM layers in the vision towers"),
+    ):
+        if checkpoint.component(folder, name):
+            raise ConfigError(f"{folder} has {what} ({name}--*.pt), which is not supported")
+    path = checkpoint.component(folder, _L1)
+    if path and train:
+        raise ConfigError(
+            f"{folder} was trained with an L1 regression head ({path.name}): its action tokens never learned anything, so "
+            "there is nothing to sample and no log-probability to improve. Evaluate it, or train from a checkpoint with "
+            "discrete action tokens"
+        )
+    return path is not None
+
+
+def _load_heads(net: OftNet, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+    """The heads that live in files of their own; fresh ones where there is no file."""
+    if net.value_head is not None:
+        head = net.value_head.to_empty(device="cpu")
+        path = folder / checkpoint.VALUE_HEAD
+        if path.exists():
+            state = checkpoint.read_safetensors(path)
+            checkpoint.load_head(
+                head, {n.removeprefix("value_head."): t for n, t in state.items()}, path
+            )
+        else:
+            head.reset(noise.stream("value_head"))
+        head.to(device)
+    if net.proprio_projector is not None:
+        projector = net.proprio_projector.to_empty(device="cpu")
+        path = checkpoint.component(folder, _PROPRIO)
+        if path:
+            checkpoint.load_head(projector, checkpoint.read_component(path), path)
+        else:
+            projector.reset(noise.stream("proprio_projector"))
+            log.warning("%s has no %s file; starting with a fresh one", folder, _PROPRIO)
+        projector.to(device=device, dtype=dtype)
+    if net.l1_head is not None:
+        path = checkpoint.component(folder, _L1)
+        assert path is not None
+        l1_head = net.l1_head.to_empty(device="cpu")
+        checkpoint.load_head(l1_head, checkpoint.read_component(path), path)
+        l1_head.to(device=device, dtype=dtype)
+        log.warning("%s has an L1 head: temperature has no effect", folder)
+
+
+def _choose_trained(net: OftNet, cfg: OftConfig) -> None:
+    """Insert adapters and set requires_grad."""
+    if cfg.freeze_vision:
+        net.vision_backbone.requires_grad_(False)
+    if cfg.lora is None:
+        return
+    lora = cfg.lora
+    targets = [
+        name
+        for name, module in net.named_modules()
+        if isinstance(module, nn.Linear)
+        and name.rsplit(".", 1)[-1] in lora.targets
+        and not (cfg.freeze_vision and name.startswith("vision_backbone."))
+        and not name.startswith(("value_head.", "proprio_projector.", "l1_head."))
+    ]
+    unused = set(lora.targets) - {name.rsplit(".", 1)[-1] for name in targets}
+    if unused:
+        there = {
+            n.rsplit(".", 1)[-1]
+            for n, m in net.named_modules()
+            if isinstance(m, nn.Linear) and not n.startswith("value_head.")
+        }
+        raise ConfigError(
+            f"policy.lora.targets: no linear layer to adapt is called {', '.join(sorted(unused))}; "
+            f"there are: {', '.join(sorted(there))}"
+        )
+    keep = [net.value_head, net.proprio_projector]
+    net.requires_grad_(False)
+    inject_adapter_in_model(
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=targets,
+            init_lora_weights="gaussian",
+        ),
+        net,
+    )
+    for head in keep:
+        if head is not None:
+            head.requires_grad_(True)
+    net.eval()
+
+
+class OftPolicy:
+    """Implements `vlarl.interfaces.Policy`; made by `load`.
+
+    trace: {"token": [n, C, A] int16}, local action ids 0..255. With action_format metaworld_7d the tokens, log-probs and
+    entropies are 7 wide, the actions 4.
+    """
+
+    shard_units: tuple[type[nn.Module], ...] = SHARD_UNITS
+
+    def __init__(
+        self,
+        *,
+        spec: PolicySpec,
+        module: OftNet,
+        images: ImageFrontEnd,
+        prompts: Prompts,
+        codec: ActionCodec,
+        state_codec: StateCodec | None,
+        settings: Settings,
+        lora: LoraSection | None,
+        source: Path,
+    ) -> None:
+        self.spec = spec
+        self.module = module
+        self.images = images
+        self.prompts = prompts
+        self.codec = codec
+        self.state_codec = state_codec
+        self.settings = settings
+        self.lora = lora
+        self.source = source
+
+    @property
+    def is_l1(self) -> bool:
+        """Whether actions come from a regression head: evaluation only."""
+        return self.module.l1_head is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is now."""
+        return next(self.module.parameters()).device
+
+    def act(
+        self, obs: Observation, *, temperature: float, keys: Tensor | None = None
+    ) -> PolicyStep:
+        """Decide, without gradient. Results are on the device of obs.
+
+        keys: [n] int64 noise keys, needed unless temperature is 0. A greedy decision has log-prob 0. With an L1 head the
+        regressed action is returned whatever the temperature.
+        """
+        home = obs.state.device
+        with torch.no_grad():
+            out = self._forward(obs)
+            value = None if out.value is None else out.value.to(home)
+            if out.action is not None:
+                action = self.codec.decode_normalised(out.action).to(home)
+                return PolicyStep(
+                    action=action,
+                    logprob=torch.zeros_like(out.action).to(home),
+                    value=value,
+                    trace={},
+                )
+            logits = self._shape(out)
+            if temperature == 0:
+                token = logits.argmax(-1)
+                logprob = torch.zeros(token.shape, device=token.device)
+            else:
+                assert keys is not None, "sampling needs noise keys"
+                scaled = logits / temperature
+                gumbel = noise.gumbel(keys.to(logits.device), tuple(logits.shape[1:]))
+                token = (scaled + gumbel).argmax(-1)
+                logprob = _pick(F.log_softmax(scaled, dim=-1), token)
+            return PolicyStep(
+                action=self.codec.decode(token).to(home),
+                logprob=logprob.to(home),
+                value=value,
+                trace={"token": token.to(torch.int16).to(home)},
+            )
+
+    def evaluate(
+        self, obs: Observation, trace: Mapping[str, Tensor], *, temperature: float
+    ) -> PolicyEval:
+        """Score stored tokens under the current weights, with gradient.
+
+        temperature: the one they were sampled with, above 0. logprob and entropy: [n, C, A] float32 of the tempered
+        256-way distributions.
+        """
+        assert temperature > 0, temperature
+        assert not self.is_l1, "an L1 head has no log-probabilities; `load` refuses it for training"
+        out = self._forward(obs)
+        logp = F.log_softmax(self._shape(out) / temperature, dim=-1)
+        token = trace["token"].to(logp.device, torch.long)
+        entropy = -(logp.exp() * logp).sum(-1)
+        return PolicyEval(logprob=_pick(logp, token), entropy=entropy, value=out.value)
+
+    def value(self, obs: Observation) -> Tensor:
+        """[n, V] float32 on the device of obs, without gradient. Only with a value head."""
+        assert self.spec.has_value, "loaded without a value head"
+        with torch.no_grad():
+            out = self._forward(obs, with_actions=False)
+        assert out.value is not None
+        return out.value.to(obs.state.device)
+
+    def encode(self, action: Tensor) -> Tensor:
+        """[..., dims] canonical actions -> [..., A] int16 local ids."""
+        return self.codec.encode(action)
+
+    def sft_loss(self, obs: Observation, action: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy of the tokens of teacher actions, a scalar with gradient.
+
+        action: [n, C, dims] canonical. mask: [n, C] bool, False past the end of the episode; None = all count. The mean
+        is over the tokens that count, 0 if none does.
+        """
+        self.module.train()
+        try:
+            logits = self._shape(self._forward(obs, with_value=False))
+        finally:
+            self.module.eval()
+        token = self.encode(action.to(logits.device)).long()
+        loss = -_pick(F.log_softmax(logits, dim=-1), token)
+        if mask is None:
+            return loss.mean()
+        weight = mask.to(loss.device)[..., None].expand_as(loss).float()
+        return (loss * weight).sum() / weight.sum().clamp(min=1)
+
+    def param_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Trainable parameters: "actor", and "critic" when there is a value head."""
+        groups: dict[str, list[nn.Parameter]] = {"actor": []}
+        if self.spec.has_value:
+            groups["critic"] = []
+        for name, param in self.module.named_parameters():
+            if param.requires_grad:
+                groups["critic" if name.startswith("value_head.") else "actor"].append(param)
+        return groups
+
+    def enable_checkpointing(self) -> None:
+        """Trade compute for memory: recompute activations of each shard unit in the backward pass."""
+        self.module.enable_checkpointing()
+
+    def save(self, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
+        """Write a checkpoint in the released layout: adapters merged, the value head in a file of its own.
+
+        state: full CPU state dict of `module`, under sharding. folder must not exist. Raises RunFailed when the disk is
+        full; then nothing is left behind.
+        """
+        full = self.module.state_dict() if state is None else state
+        if self.lora is not None:
+            full = checkpoint.merge_adapters(full, self.lora.alpha / self.lora.rank)
+
+        def fill(path: Path) -> None:
+            checkpoint.copy_small_files(self.source, path)
+            raw = with_settings(read_json(self.source / "config.json"), self.settings)
+            raw["torch_dtype"] = str(full["projector.fc1.weight"].dtype).removeprefix("torch.")
+            checkpoint.write_json(path / "config.json", raw)
+            first = self.module.config.first_action_id
+            checkpoint.save_weights(full, first, self.source, path)
+            checkpoint.save_heads(full, self.source, path)
+
+        checkpoint.write_folder(folder, fill)
+
+    def _forward(
+        self, obs: Observation, *, with_actions: bool = True, with_value: bool = True
+    ) -> OftOutput:
+        device = self.device
+        views = list(obs.images.values())[: self.spec.cameras]
+        assert len(views) == self.spec.cameras, (list(obs.images), self.spec.cameras)
+        pixels = self.images([view.to(device, non_blocking=True) for view in views])
+        ids, keep = self.prompts.batch(obs.instruction, device)
+        state = self.state_codec(obs.state.to(device)) if self.state_codec else None
+        return self.module(
+            pixels, ids, keep, state, with_actions=with_actions, with_value=with_value
+        )
+
+    def _shape(self, out: OftOutput) -> Tensor:
+        """[n, C, A, 256] float32."""
+        assert out.logits is not None
+        return out.logits.view(len(out.logits), self.spec.chunk, self.codec.width, NUM_BINS)
+
+
+def _pick(logp: Tensor, token: Tensor) -> Tensor:
+    """[..., 256], [...] -> [...]."""
+    return logp.gather(-1, token[..., None]).squeeze(-1)

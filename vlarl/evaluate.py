@@ -6,10 +6,13 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+import torch
 
 import vlarl
 from vlarl.config.schema import EnvSection, PolicySection
@@ -75,7 +78,7 @@ def evaluate(
     plan: the whole plan, the same on every rank; rank r plays every size-th episode from r on, with
     any number of slots. temperature: 0 is greedy. seed: root of the sampling noise, whose path is
     (seed, "eval"), so an episode's noise is the same in every evaluation of that seed.
-    stages: as in `play`. protocol, groups: as in EvalResult. on_episode: called on the rank that
+    stages: as in `play`. protocol, groups: as in EvalResult; the dtypes in use are added. on_episode: called on the rank that
     played an episode, as it ends. on_frames: likewise, for episodes with `record` only, which then
     have their frames; nothing else keeps them. should_stop: asked between decisions; once true on
     any rank that rank starts nothing new and the result names what is missing.
@@ -110,7 +113,7 @@ def evaluate(
     result = EvalResult(
         plan=tuple(map(EpisodeKey.of, plan)),
         episodes=tuple(e for part, _ in parts for e in part),
-        protocol=dict(protocol or {}),
+        protocol={**(protocol or {}), "precision": _precision(policy)},
         groups=dict(groups or {}),
     )
     if not any(was_stopped for _, was_stopped in parts) and not result.is_complete:
@@ -146,15 +149,14 @@ def make_protocol(
     train_trials: Mapping[str, Sequence[int]],
     checkpoint: Path | None = None,
     step: int | None = None,
-    trials: Mapping[str, Any] | None = None,
     num_ranks: int = 1,
 ) -> dict[str, Any]:
     """Everything that has to agree before two results may be compared, as nested JSON values.
 
     checkpoint: folder of the weights, which is hashed; None while training, where `step` (finished
     iterations) says what was measured. train_trials: the env's training trials, to count how many
-    planned episodes start from one. trials: what else, besides the env's name, decides what a trial
-    number means (see `compare`).
+    planned episodes start from one. A policy may have `settings`, a dataclass of what the fields
+    left at none came to; it is recorded.
     """
     own = next(policy.module.parameters())
     overlap = sum(e.trial in train_trials.get(e.task, ()) for e in plan)
@@ -164,11 +166,11 @@ def make_protocol(
         "plan": {"split": split, "start_from_training_trial": overlap},
         "versions": versions(),
         "gl": os.environ.get("MUJOCO_GL"),
-        "trials": {"env": env.spec.name, **(trials or {})},
+        "trials": {"env": env.spec.name, "numbered_by": env.spec.trials},
         "env": env_section.model_dump(mode="json", exclude={"num_slots"})
         | {"horizon": env.spec.max_steps, "control_hz": env.spec.control_hz},
         "policy": policy_section.model_dump(mode="json", exclude={"checkpoint"})
-        | {"chunk": policy.spec.chunk, "precision": str(own.dtype).removeprefix("torch.")},
+        | {"chunk": policy.spec.chunk, "resolved": _settings(policy)},
         "sampling": {"temperature": temperature, "seed": seed},
         "checkpoint": {
             "path": None if checkpoint is None else str(checkpoint),
@@ -180,6 +182,22 @@ def make_protocol(
             "num_ranks": num_ranks,
             "num_slots": env.num_slots,
         },
+    }
+
+
+def _settings(policy: Policy) -> dict[str, Any] | None:
+    settings = getattr(policy, "settings", None)
+    return None if settings is None else asdict(settings)
+
+
+def _precision(policy: Policy) -> dict[str, str]:
+    """The dtype of the weights, and the one that matrix products run in at this moment."""
+    weights = next(policy.module.parameters())
+    kind = weights.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weights.dtype
+    return {
+        "weights": str(weights.dtype).removeprefix("torch."),
+        "compute": str(compute).removeprefix("torch."),
     }
 
 

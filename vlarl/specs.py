@@ -37,6 +37,8 @@ class EnvSpec:
     it. max_steps: horizon in actions. control_hz: actions per second of simulated time.
     chunks: the only chunk lengths C it accepts, empty = any (a video world model has exactly one).
     tasks: names, in suite order. frame_size: pixels (height, width) of its frames.
+    video_every: actions between two recorded video frames. trials: what decides which start state a
+    trial number stands for, e.g. "goal_seed=0"; results are paired only when it agrees.
     """
 
     name: str
@@ -49,6 +51,8 @@ class EnvSpec:
     control_hz: float
     tasks: tuple[str, ...]
     chunks: tuple[int, ...] = ()
+    video_every: int = 1
+    trials: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

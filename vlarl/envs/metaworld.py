@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from vlarl.config.schema import EnvSection, Int
-from vlarl.envs import metaworld_sim
+from vlarl.envs import gl, metaworld_sim
 from vlarl.envs.chunked import PlayConfig
 from vlarl.envs.metaworld_tasks import SUITES, TASKS, goal_vector, suite_named, task_named
 from vlarl.envs.simulator import SimulatorEnv
@@ -115,6 +115,16 @@ def trials(cfg: MetaWorldConfig, split: Split) -> dict[str, tuple[int, ...]]:
     return dict.fromkeys(task_names(cfg), tuple(range(start, start + count)))
 
 
+def groups(cfg: MetaWorldConfig) -> dict[str, tuple[str, ...]]:
+    """Difficulty -> the config's tasks of that difficulty; what published tables average over."""
+    tasks = task_names(cfg)
+    by_level: dict[str, tuple[str, ...]] = {}
+    for task in tasks:
+        level = task_named(task).difficulty
+        by_level[level] = (*by_level.get(level, ()), task)
+    return by_level
+
+
 def overlap(cfg: MetaWorldConfig) -> int:
     """How many held-out trials have the goal vector of a training trial of the same task."""
     count = 0
@@ -138,6 +148,8 @@ def spec(cfg: MetaWorldConfig) -> EnvSpec:
         max_steps=cfg.max_steps,
         control_hz=CONTROL_HZ,
         tasks=task_names(cfg),
+        video_every=cfg.video_every,
+        trials=f"goal_seed={cfg.goal_seed}",
     )
 
 
@@ -146,6 +158,7 @@ def make(cfg: MetaWorldConfig, *, num_slots: int, final_frames: bool) -> Simulat
 
     final_frames: render the last observation of episodes cut by the horizon (value bootstrap).
     """
+    gl.choose_backend()  # here, so that a missing driver is one error, and results can name it
     offered = spec(cfg)
     larger = max(cfg.frame_size, cfg.video_size)
     return SimulatorEnv(

@@ -114,13 +114,20 @@ def test_protocol_says_what_matters(plan):
     assert found["sampling"] == {"temperature": 1.6, "seed": 3}
     assert found["env"]["horizon"] == ENV.max_steps
     assert found["policy"]["chunk"] == 8
-    assert found["policy"]["precision"] == "float32"
+    assert found["trials"] == {"env": "reach", "numbered_by": ""}
     assert found["plan"] == {"split": "eval", "start_from_training_trial": 0}
     assert {"vlarl", "python", "torch", "transformers", "metaworld", "mujoco", "gymnasium"} <= set(
         found["versions"]
     )
     assert "num_slots" not in found["env"]
     assert found["checkpoint"] == {"path": None, "sha256": None, "step": None}
+
+
+def test_the_dtypes_in_use_are_stamped(plan):
+    plain = play(plan[:2], protocol={"seed": 1}).protocol
+    assert plain == {"seed": 1, "precision": {"weights": "float32", "compute": "float32"}}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert play(plan[:2]).protocol["precision"]["compute"] == "bfloat16"
 
 
 def test_protocol_counts_training_trials_in_the_plan():

@@ -1,0 +1,92 @@
+"""What the two toy policies share: config fields, pixel features, a small network, files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vlarl.batch import Observation
+from vlarl.config.schema import Int, PolicySection
+from vlarl.errors import AssetMissing, ConfigError
+from vlarl.specs import ActionSpec, PolicySpec
+
+_POOLED = 8  # pixels per side that the network sees
+NUM_FEATURES = 3 * _POOLED * _POOLED
+"""Numbers per observation that `features` gives."""
+
+
+class ToySection(PolicySection):
+    """Sizes of a toy policy."""
+
+    checkpoint: str = "random"
+    """Folder that `save` wrote, or "random" for fresh weights."""
+    seed: Annotated[Int, Field(ge=0)] = 0
+    """Of the fresh weights."""
+    chunk: Annotated[Int, Field(ge=1)] = 8
+    """C, actions per decision."""
+    dims: Annotated[Int, Field(ge=1)] = 2
+    """A, numbers per action."""
+    hidden: Annotated[Int, Field(ge=1)] = 64
+    """Width of the hidden layer."""
+    value_head: Literal["none", "chunk", "action"] = "none"
+    """One value per decision, one per action, or none."""
+
+
+def toy_spec(cfg: ToySection) -> PolicySpec:
+    """The spec of a toy policy; its action format is that of `vlarl.testing.reach`."""
+    return PolicySpec(
+        name=cfg.name,
+        action=ActionSpec(dims=cfg.dims, format="delta_xy", gripper="none"),
+        chunk=cfg.chunk,
+        cameras=1,
+        state_dims=0,
+        value_width={"none": 0, "chunk": 1, "action": cfg.chunk}[cfg.value_head],
+        trained_on=("nothing",),
+    )
+
+
+def features(obs: Observation, device: torch.device) -> Tensor:
+    """[n, NUM_FEATURES] float32: the first camera, pooled to 8 by 8 pixels, black 0 and white 2."""
+    image = next(iter(obs.images.values())).to(device).permute(0, 3, 1, 2).float() / 127.5
+    return F.adaptive_avg_pool2d(image, _POOLED).flatten(1)
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """One hidden layer; the last layer starts small, so that a fresh policy is nearly uniform."""
+    last = nn.Linear(hidden, outputs)
+    with torch.no_grad():
+        last.weight.mul_(0.1)
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), last)
+
+
+def write(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Write FOLDER/model.safetensors atomically."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / "model.safetensors.part"
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, part)
+    os.replace(part, folder / "model.safetensors")
+
+
+def read(module: nn.Module, cfg: ToySection, needs_value: bool) -> None:
+    """Load the weights of cfg.checkpoint, unless it is "random".
+
+    Raises:
+        ConfigError: the algorithm needs a value head and the config has none.
+        AssetMissing: there is no checkpoint.
+    """
+    if needs_value and cfg.value_head == "none":
+        raise ConfigError("policy.value_head is 'none' but the algorithm needs 'chunk' or 'action'")
+    if cfg.checkpoint == "random":
+        return
+    file = Path(cfg.checkpoint) / "model.safetensors"
+    if not file.is_file():
+        raise AssetMissing(f"policy.checkpoint: no file {file}", fix="policy.checkpoint=random")
+    module.load_state_dict(load_file(file))

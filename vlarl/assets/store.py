@@ -37,13 +37,13 @@ def resolve(name_or_path: str | Path) -> Path:
     if _is_word(text):
         candidates = [_shipped() / text, home() / text, path]
     for folder in candidates:
-        if folder.is_dir():
+        if text and folder.is_dir():
             return folder
     raise _missing(text, path)
 
 
 def _missing(text: str, path: Path) -> AssetMissing:
-    if path.exists():
+    if text and path.exists():
         reason = f"'{text}' is a file; expected the folder of a checkpoint"
     elif _is_word(text):
         reason = f"no asset or folder named '{text}'"

@@ -47,8 +47,9 @@ def compose(preset: str | Path, overrides: Sequence[str] = ()) -> Composed:
     given = parse_overrides(overrides)
     preset = str(preset)
     tree = merge(_load(preset, within=None, chain=()), given)
-    name = Path(preset).stem if _is_file(preset) else preset.rpartition("/")[2]
-    tree.setdefault("name", Leaf(name, preset))
+    file = preset if _is_file(preset) else f"{preset}.yaml"
+    name = Path(file).stem
+    tree.setdefault("name", Leaf(name, file))
     return Composed(name, _values(tree), dict(_sources(tree)))
 
 

@@ -1,0 +1,59 @@
+import pytest
+
+from vlarl.assets import store
+from vlarl.errors import AssetMissing
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A shipped asset `duck`, cached ones `duck` and `goose`, folders `duck` and `swan` here."""
+    shipped, cache, here = tmp_path / "tiny", tmp_path / "cache", tmp_path / "here"
+    for folder in (shipped / "duck", cache / "duck", cache / "goose", here / "duck", here / "swan"):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(store, "_shipped", lambda: shipped)
+    monkeypatch.setenv("VLARL_HOME", str(cache))
+    monkeypatch.chdir(here)
+    return tmp_path
+
+
+def test_a_word_is_a_shipped_asset_then_a_cached_one_then_a_folder(machine):
+    assert store.resolve("duck") == machine / "tiny" / "duck"
+    assert store.resolve("goose") == machine / "cache" / "goose"
+    assert store.resolve("swan").resolve() == machine / "here" / "swan"
+
+
+def test_a_path_is_a_path(machine):
+    assert store.resolve("./duck").resolve() == machine / "here" / "duck"
+    assert store.resolve(machine / "cache" / "duck") == machine / "cache" / "duck"
+
+
+def test_names_lists_each_asset_once(machine):
+    (machine / "cache" / ".partial").mkdir()
+    assert store.names() == ["duck", "goose"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "fix"),
+    [
+        ("gose", "no asset or folder named 'gose'; did you mean 'goose'?", "OWNER/gose"),
+        ("zebra", "no asset or folder named 'zebra'; on this machine: duck, goose", "OWNER/zebra"),
+        ("org/some-model", "there is no folder 'org/some-model'", "hf download org/some-model "),
+        ("./no/where", "there is no folder './no/where'", "OWNER/where"),
+        ("", "there is no folder ''", "hf download"),
+        ("./a.txt", "'./a.txt' is a file; expected the folder of a checkpoint", "hf download"),
+    ],
+)
+def test_what_is_missing_comes_with_near_names_and_a_command(machine, name, message, fix):
+    (machine / "here" / "a.txt").write_text("")
+    with pytest.raises(AssetMissing) as caught:
+        store.resolve(name)
+    assert str(caught.value).startswith(message)
+    assert fix in caught.value.fix
+    assert str(machine / "cache") in caught.value.fix
+
+
+def test_home_is_a_user_folder_by_default(monkeypatch, tmp_path):
+    monkeypatch.delenv("VLARL_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert store.home() == tmp_path / ".cache" / "vlarl"
+    assert store.names() == store._folders(store._shipped())

@@ -82,9 +82,9 @@ class SimulatorEnv:
                 slot, ("play", (None, (chunk,))), recovery=partial(self._replay, slot)
             )
 
-    def recv(self, min_slots: int) -> tuple[list[int], EnvStep]:
+    def recv(self, min_slots: int, among: Sequence[int] | None = None) -> tuple[list[int], EnvStep]:
         """Wait for at least min_slots of the slots under way; all that are ready, in slot order."""
-        answers = self._pool.wait(min_slots)
+        answers = self._pool.wait(min_slots, among)
         slots = list(answers)
         assert slots, "recv without a slot under way"
         return slots, self._step(slots, list(answers.values()))

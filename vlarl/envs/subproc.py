@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
@@ -119,37 +119,34 @@ class SubprocPool:
         worker.request, worker.recovery = request, recovery
         self._call(slot, request)
 
-    def wait(self, count: int) -> dict[int, Any]:
+    def wait(self, count: int, among: Collection[int] | None = None) -> dict[int, Any]:
         """Answers of all slots that are ready, at least `count` of those under way, in slot order.
 
-        Raises what the worker raised when that was a VlarlError, and WorkerDied when a restarted
-        worker died or hung again.
+        among: look at these slots only. Raises what the worker raised when that was a VlarlError,
+        and WorkerDied when a restarted worker died or hung again.
         """
         answers: dict[int, Any] = {}
         while True:
-            owed = {slot: worker.conn for slot, worker in self._under_way()}
-            missing = min(count, len(answers) + len(owed)) - len(answers)
-            ready = set(wait(list(owed.values()), self._patience() if missing > 0 else 0))
-            for slot, conn in owed.items():
-                if conn in ready:
+            owed = self._under_way(among)
+            missing = min(count - len(answers), len(owed))
+            patience = _patience(owed.values()) if missing > 0 else 0.0
+            ready = set(wait([worker.conn for worker in owed.values()], patience))
+            for slot, worker in owed.items():
+                if worker.conn in ready:
                     self._receive(slot, answers)
             if not ready and missing <= 0:
                 return dict(sorted(answers.items()))
             if not ready:
-                self._end_hung()
+                self._end_hung(owed)
 
     def close(self) -> None:
         """End all workers and free their memory. Safe to call twice."""
         self._finalizer()
 
-    def _under_way(self) -> list[tuple[int, _Worker]]:
-        pairs = ((i, slot.worker) for i, slot in enumerate(self._slots))
-        return [(i, w) for i, w in pairs if w is not None and w.request is not None]
-
-    def _patience(self) -> float:
-        """Seconds until the first call under way counts as hung."""
-        first = min(worker.deadline for _, worker in self._under_way())
-        return max(0.0, first - time.monotonic())
+    def _under_way(self, among: Collection[int] | None) -> dict[int, _Worker]:
+        slots = range(len(self._slots)) if among is None else among
+        workers = {slot: self._worker(slot) for slot in slots}
+        return {slot: worker for slot, worker in workers.items() if worker.request is not None}
 
     def _worker(self, slot: int) -> _Worker:
         worker = self._slots[slot].worker
@@ -173,7 +170,7 @@ class SubprocPool:
                 stdout=stderr,
                 stderr=stderr,
                 pass_fds=(theirs.fileno(), descriptor),
-                env=_environment(),
+                env=_environment(len(self._slots)),
             )
         worker = _Worker(process, Connection(ours.detach()), stderr)
         # A process that is already gone is found, and reported, at its first call.
@@ -193,7 +190,7 @@ class SubprocPool:
         worker = self._worker(slot)
         try:
             ok, answer = worker.conn.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             self._restart(slot, "died")
             return
         if not ok:
@@ -201,9 +198,9 @@ class SubprocPool:
         worker.request = worker.recovery = None
         answers[slot] = answer
 
-    def _end_hung(self) -> None:
+    def _end_hung(self, owed: Mapping[int, _Worker]) -> None:
         now = time.monotonic()
-        for slot, worker in self._under_way():
+        for slot, worker in owed.items():
             if worker.deadline <= now:
                 worker.process.kill()
                 self._restart(slot, f"did not answer within {self._timeout_s:g} s")
@@ -232,6 +229,11 @@ class SubprocPool:
         self._call(slot, request)
 
 
+def _patience(workers: Iterable[_Worker]) -> float:
+    """Seconds until the first call under way counts as hung."""
+    return max(0.0, min(worker.deadline for worker in workers) - time.monotonic())
+
+
 def _new_slot(num_bytes: int) -> _Slot:
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("vlarl-frames")
@@ -242,11 +244,14 @@ def _new_slot(num_bytes: int) -> _Slot:
     return _Slot(descriptor, mmap.mmap(descriptor, num_bytes))
 
 
-def _environment() -> dict[str, str]:
-    """Workers find the modules this process finds, and start no thread pools."""
+def _environment(num_workers: int) -> dict[str, str]:
+    """Workers find the modules this process finds, and together start a thread per core at most."""
     path = [entry or os.getcwd() for entry in sys.path]
-    single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-    return os.environ | single | {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    # Mesa's software renderer would start a thread per core in every worker.
+    renderer = {"LP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_workers))}
+    modules = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+    return renderer | dict(os.environ) | single | modules
 
 
 def _rebuilt(name: str, message: str, fix: str | None) -> errors.VlarlError:

@@ -22,12 +22,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlarl.config.schema import LogSection
 from vlarl.errors import CorruptFile, ExtraMissing, RunFailed
-from vlarl.interfaces import MetricSink
 from vlarl.run_dir import RunDir, write_atomic
+
+if TYPE_CHECKING:  # the interfaces import torch, and reading metrics must not
+    from vlarl.interfaces import MetricSink
 
 log = logging.getLogger(__name__)
 

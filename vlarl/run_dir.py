@@ -256,6 +256,23 @@ def latest_checkpoint(run: RunDir) -> Path | None:
     return found[-1] if found else None
 
 
+def find_checkpoint(run: RunDir, which: str | None) -> Path:
+    """The checkpoint that `--resume-from` names: a step, a folder, or the newest one for None.
+
+    Raises ConfigError listing the complete checkpoints when there is no such one.
+    """
+    found = {str(checkpoint_step(folder)): folder for folder in checkpoints(run)}
+    if which is None and found:
+        return list(found.values())[-1]
+    if which in found:
+        return found[which]
+    if which is not None and (Path(which) / MANIFEST).is_file():
+        return Path(which).absolute()
+    there = f"there are those of steps {', '.join(found)}" if found else "there is none yet"
+    wanted = "no complete checkpoint" if which is None else f"no checkpoint '{which}'"
+    raise ConfigError(f"{wanted} in {run.ckpt}; {there}")
+
+
 # --- what the run is doing right now -------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """The critic: an MLP on one hidden state.
 
-Source: RLinf@a3816b5 rlinf/models/embodiment/modules/value_head.py. Same layers and names. Differences: every Linear
-starts from N(0, 0.02) with zero bias, which is what the reference ends up with (its own initialiser never runs), and
-the head stays in float32 whatever the backbone uses.
+Source: RLinf@a3816b5 rlinf/models/embodiment/modules/value_head.py. Same layers and names.
+Differences: every Linear starts from N(0, 0.02) with zero bias, which is what the reference ends up
+with (its own initialiser never runs), and the head stays in float32 whatever the backbone uses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 
 def reset_linear(module: nn.Module, seed: int) -> None:
-    """N(0, 0.02) weights and zero biases, a function of the seed alone, so all ranks start alike."""
+    """N(0, 0.02) weights and zero biases, a function of the seed alone, so all ranks start
+    alike.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, param in module.named_parameters():
@@ -38,11 +40,15 @@ class ValueHead(nn.Module):
     def reset(self, seed: int) -> None:
         """Fresh weights.
 
-        The last layer is small but not zero: at zero no gradient would reach the layers below in the first step.
+        The last layer is small but not zero: at zero no gradient would reach the layers below in
+        the first step.
         """
         reset_linear(self, seed)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        # Mixed precision may hand the weights in bfloat16; otherwise they are float32 and autocast must not lower them.
+        """Values of hidden states of any float type."""
+        # Mixed precision may hand the weights in bfloat16; otherwise they are float32 and autocast
+        # must not lower them.
         with torch.autocast(hidden.device.type, enabled=False):
-            return self.mlp(hidden.to(self.mlp[0].weight.dtype)).float()
+            weight = next(self.mlp.parameters())
+            return self.mlp(hidden.to(weight.dtype)).float()

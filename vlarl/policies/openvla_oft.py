@@ -1,7 +1,8 @@
 """OpenVLA-OFT with discrete action tokens: all tokens of a chunk from one forward pass.
 
-Source: moojink/openvla-oft@213c5ff (inference), RLinf@a3816b5 (log-prob, entropy, value). Differences: a greedy decision
-has log-prob 0, its probability being 1; sampling noise belongs to the decision, not to the batch.
+Source: moojink/openvla-oft@213c5ff (inference), RLinf@a3816b5 (log-prob, entropy, value).
+Differences: a greedy decision has log-prob 0, its probability being 1; sampling noise belongs to
+the decision, not to the batch.
 """
 
 from __future__ import annotations
@@ -60,14 +61,17 @@ _L1 = "action_head"
 
 
 class LoraSection(Section):
-    """Low-rank adapters (peft). Everything else but the value head is frozen; `save` merges them."""
+    """Low-rank adapters (peft). Everything else but the value head is frozen; `save` merges
+    them.
+    """
 
     rank: Annotated[Int, Field(ge=1)] = 32
     """Rank of the adapters."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """The adapter's output is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout on the adapters' input, in `sft_loss` only: reinforcement learning has to score what acted."""
+    """Dropout on the adapters' input, in `sft_loss` only: reinforcement learning has to score what
+    acted."""
     targets: tuple[str, ...] = (
         "q_proj",
         "k_proj",
@@ -77,23 +81,27 @@ class LoraSection(Section):
         "up_proj",
         "down_proj",
     )
-    """Last names of the linear layers that get one: those of the language model above; `qkv`, `proj`, `fc1`, `fc2` of the
-    vision towers; `fc1`, `fc2`, `fc3` of the projector; `action_rows` for the head."""
+    """Last names of the linear layers that get one: those of the language model above; `qkv`,
+    `proj`, `fc1`, `fc2` of the vision towers; `fc1`, `fc2`, `fc3` of the projector; `action_rows`
+    for the head."""
 
 
 class OftConfig(PolicySection):
-    """OpenVLA-OFT. Where a field is none, the checkpoint's own settings count, then those of the published recipe."""
+    """OpenVLA-OFT. Where a field is none, the checkpoint's own settings count, then those of the
+    published recipe.
+    """
 
     name: Literal["openvla_oft"] = "openvla_oft"
     """Registered name of the policy."""
     unnorm_key: str | None = None
-    """Data set whose statistics un-normalise the actions; `KEY_no_noops` is tried as well. None: the checkpoint's
-    choice, or the only one there is."""
+    """Data set whose statistics un-normalise the actions; `KEY_no_noops` is tried as well. None:
+    the checkpoint's choice, or the only one there is."""
     chunk: Annotated[Int, Field(ge=1)] | None = None
     """Actions per decision. Released checkpoints do not store it; 8 unless set."""
     compat: Literal["oft", "rlinf"] | None = None
-    """Preset of the four fields below. oft: JPEG round trip, Lanczos, 0.9 centre crop, stop token, as in supervised
-    training. rlinf: bicubic, no crop, no JPEG, no stop token, as RLinf runs the same checkpoints."""
+    """Preset of the four fields below. oft: JPEG round trip, Lanczos, 0.9 centre crop, stop token,
+    as in supervised training. rlinf: bicubic, no crop, no JPEG, no stop token, as RLinf runs the
+    same checkpoints."""
     resize: Resize | None = None
     """Resampling from the frame to the model's size."""
     centre_crop: Bool | None = None
@@ -103,16 +111,19 @@ class OftConfig(PolicySection):
     stop_token: Bool | None = None
     """Put `</s>` behind the action slots."""
     rope_bf16: Bool | None = None
-    """Round the RoPE frequencies to bfloat16, as casting the module does in RLinf. Off unless set."""
+    """Round the RoPE frequencies to bfloat16, as casting the module does in RLinf. Off unless
+    set."""
     num_images: Annotated[Int, Field(ge=1)] | None = None
     """Camera views per decision, in the env's order; 1 unless set."""
     use_proprio: Bool | None = None
-    """Feed the robot state as one token; needs a proprio projector in the checkpoint, or starts a fresh one."""
+    """Feed the robot state as one token; needs a proprio projector in the checkpoint, or starts a
+    fresh one."""
     normalisation: Normalisation | None = None
-    """Statistics that span [-1, 1]: q99 (1 % and 99 % quantiles) or bounds (minimum and maximum). q99 unless set."""
+    """Statistics that span [-1, 1]: q99 (1 % and 99 % quantiles) or bounds (minimum and maximum).
+    q99 unless set."""
     action_format: ActionFormat | None = None
-    """Meaning of the numbers: by width unless set. metaworld_7d: RLinf's MetaWorld checkpoints, whose numbers 0, 1, 2, 6
-    are the env's four."""
+    """Meaning of the numbers: by width unless set. metaworld_7d: RLinf's MetaWorld checkpoints,
+    whose numbers 0, 1, 2, 6 are the env's four."""
     value: Literal["chunk", "action"] = "chunk"
     """Value head: one number per decision, or one per action of the chunk."""
     value_detach: Bool = False
@@ -129,7 +140,9 @@ Config = OftConfig
 
 
 def resolve_settings(cfg: OftConfig, folder: Path) -> Settings:
-    """A field that is set wins, then `compat`, then what the checkpoint says, then the published recipe."""
+    """A field that is set wins, then `compat`, then what the checkpoint says, then the published
+    recipe.
+    """
     explicit = {
         name: getattr(cfg, name) for name in asdict(Settings()) if getattr(cfg, name) is not None
     }
@@ -190,8 +203,9 @@ def load(
 ) -> OftPolicy:
     """Build the network and fill it from the checkpoint.
 
-    train: False loads for inference only, which also admits checkpoints with an L1 regression head. Raises ConfigError,
-    CorruptFile, AssetMissing; RunFailed when attention turns out not to be bidirectional.
+    train: False loads for inference only, which also admits checkpoints with an L1 regression head.
+    Raises ConfigError, CorruptFile, AssetMissing; RunFailed when attention turns out not to be
+    bidirectional.
     """
     folder = store.resolve(cfg.checkpoint)
     l1 = _check_components(folder, train=train)
@@ -241,7 +255,9 @@ def load(
 
 
 def _check_components(folder: Path, *, train: bool) -> bool:
-    """Whether the checkpoint has an L1 head. Refuses kinds whose action tokens were never trained."""
+    """Whether the checkpoint has an L1 head. Refuses kinds whose action tokens were never
+    trained.
+    """
     for name, what in (
         ("noisy_action_projector", "a diffusion head"),
         ("vision_backbone", "FiLM layers in the vision towers"),
@@ -251,9 +267,9 @@ def _check_components(folder: Path, *, train: bool) -> bool:
     path = checkpoint.component(folder, _L1)
     if path and train:
         raise ConfigError(
-            f"{folder} was trained with an L1 regression head ({path.name}): its action tokens never learned anything, so "
-            "there is nothing to sample and no log-probability to improve. Evaluate it, or train from a checkpoint with "
-            "discrete action tokens"
+            f"{folder} was trained with an L1 regression head ({path.name}): its action tokens "
+            "never learned anything, so there is nothing to sample and no log-probability to "
+            "improve. Evaluate it, or train from a checkpoint with discrete action tokens"
         )
     return path is not None
 
@@ -320,7 +336,7 @@ def _choose_trained(net: OftNet, cfg: OftConfig) -> None:
     inject_adapter_in_model(
         LoraConfig(
             r=lora.rank,
-            lora_alpha=lora.alpha,
+            lora_alpha=lora.alpha,  # ty: ignore[invalid-argument-type] floats work as well
             lora_dropout=lora.dropout,
             target_modules=targets,
             init_lora_weights="gaussian",
@@ -336,8 +352,8 @@ def _choose_trained(net: OftNet, cfg: OftConfig) -> None:
 class OftPolicy:
     """Implements `vlarl.interfaces.Policy`; made by `load`.
 
-    trace: {"token": [n, C, A] int16}, local action ids 0..255. With action_format metaworld_7d the tokens, log-probs and
-    entropies are 7 wide, the actions 4.
+    trace: {"token": [n, C, A] int16}, local action ids 0..255. With action_format metaworld_7d the
+    tokens, log-probs and entropies are 7 wide, the actions 4.
     """
 
     shard_units: tuple[type[nn.Module], ...] = SHARD_UNITS
@@ -380,8 +396,8 @@ class OftPolicy:
     ) -> PolicyStep:
         """Decide, without gradient. Results are on the device of obs.
 
-        keys: [n] int64 noise keys, needed unless temperature is 0. A greedy decision has log-prob 0. With an L1 head the
-        regressed action is returned whatever the temperature.
+        keys: [n] int64 noise keys, needed unless temperature is 0. A greedy decision has log-prob
+        0. With an L1 head the regressed action is returned whatever the temperature.
         """
         home = obs.state.device
         with torch.no_grad():
@@ -417,8 +433,8 @@ class OftPolicy:
     ) -> PolicyEval:
         """Score stored tokens under the current weights, with gradient.
 
-        temperature: the one they were sampled with, above 0. logprob and entropy: [n, C, A] float32 of the tempered
-        256-way distributions.
+        temperature: the one they were sampled with, above 0. logprob and entropy: [n, C, A] float32
+        of the tempered 256-way distributions.
         """
         assert temperature > 0, temperature
         assert not self.is_l1, "an L1 head has no log-probabilities; `load` refuses it for training"
@@ -443,14 +459,10 @@ class OftPolicy:
     def sft_loss(self, obs: Observation, action: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean cross-entropy of the tokens of teacher actions, a scalar with gradient.
 
-        action: [n, C, dims] canonical. mask: [n, C] bool, False past the end of the episode; None = all count. The mean
-        is over the tokens that count, 0 if none does.
+        action: [n, C, dims] canonical. mask: [n, C] bool, False past the end of the episode; None =
+        all count. The mean is over the tokens that count, 0 if none does.
         """
-        self.module.train()
-        try:
-            logits = self._shape(self._forward(obs, with_value=False))
-        finally:
-            self.module.eval()
+        logits = self._shape(self._forward(obs, with_value=False, dropout=True))
         token = self.encode(action.to(logits.device)).long()
         loss = -_pick(F.log_softmax(logits, dim=-1), token)
         if mask is None:
@@ -468,15 +480,12 @@ class OftPolicy:
                 groups["critic" if name.startswith("value_head.") else "actor"].append(param)
         return groups
 
-    def enable_checkpointing(self) -> None:
-        """Trade compute for memory: recompute activations of each shard unit in the backward pass."""
-        self.module.enable_checkpointing()
-
     def save(self, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
-        """Write a checkpoint in the released layout: adapters merged, the value head in a file of its own.
+        """Write a checkpoint in the released layout: adapters merged, the value head in a file of
+        its own.
 
-        state: full CPU state dict of `module`, under sharding. folder must not exist. Raises RunFailed when the disk is
-        full; then nothing is left behind.
+        state: full CPU state dict of `module`, under sharding. folder must not exist. Raises
+        RunFailed when the disk is full; then nothing is left behind.
         """
         full = self.module.state_dict() if state is None else state
         if self.lora is not None:
@@ -494,8 +503,17 @@ class OftPolicy:
         checkpoint.write_folder(folder, fill)
 
     def _forward(
-        self, obs: Observation, *, with_actions: bool = True, with_value: bool = True
+        self,
+        obs: Observation,
+        *,
+        with_actions: bool = True,
+        with_value: bool = True,
+        dropout: bool = False,
     ) -> OftOutput:
+        # The mode stays until the next forward: activation checkpointing runs the layers again in
+        # the backward pass and has to find the same mode.
+        if self.module.training != dropout:
+            self.module.train(dropout)
         device = self.device
         views = list(obs.images.values())[: self.spec.cameras]
         assert len(views) == self.spec.cameras, (list(obs.images), self.spec.cameras)

@@ -1,10 +1,12 @@
-"""Action tokens: 256 ids <-> numbers in [-1, 1] <-> actions of the data set <-> canonical actions of the env.
+"""Action tokens: 256 ids <-> numbers in [-1, 1] <-> actions of the data set <-> canonical actions
+of the env.
 
-Source: moojink/openvla-oft@213c5ff prismatic/vla/action_tokenizer.py and modeling_prismatic.py. Differences: tokens are
-counted from the first action id (local id j = 0..255), and decoding is one table look-up.
+Source: moojink/openvla-oft@213c5ff prismatic/vla/action_tokenizer.py and modeling_prismatic.py.
+Differences: tokens are counted from the first action id (local id j = 0..255), and decoding is one
+table look-up.
 
-There are 256 edges, hence 255 centres c_k = -1 + (2k + 1) / 255, and local id j decodes to c_k with k = min(255 - j,
-254): ids 0 and 1 mean the same.
+There are 256 edges, hence 255 centres c_k = -1 + (2k + 1) / 255, and local id j decodes to c_k with
+k = min(255 - j, 254): ids 0 and 1 mean the same.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def bin_centres() -> Tensor:
 
 
 def digitise(x: Tensor) -> Tensor:
-    """Local id (int64) of each number, clipped to [-1, 1] first: 256 minus the number of edges <= x."""
+    """Local id (int64) of each number, clipped to [-1, 1] first: 256 minus the number of edges <=
+    x.
+    """
     edges = torch.linspace(-1, 1, NUM_BINS, dtype=torch.float64, device=x.device)
     return NUM_BINS - torch.searchsorted(edges, x.double().clamp(-1, 1), right=True)
 
@@ -68,7 +72,8 @@ def digitise(x: Tensor) -> Tensor:
 class ActionCodec:
     """Tokens of one data set's actions.
 
-    statistics: its "action" entry: q01, q99, min, max [A], mask [A] (False = stored as is; missing = all True).
+    statistics: its "action" entry: q01, q99, min, max [A], mask [A] (False = stored as is; missing
+    = all True).
     """
 
     def __init__(
@@ -88,8 +93,8 @@ class ActionCodec:
         self.mask = torch.tensor(mask, dtype=torch.bool)
         if not self.low.shape == self.high.shape == self.mask.shape:
             raise ConfigError(
-                f"dataset_statistics.json: {low}, {high} and mask have {len(self.low)}, {len(self.high)} and "
-                f"{len(self.mask)} numbers, expected the same"
+                f"dataset_statistics.json: {low}, {high} and mask have {len(self.low)}, "
+                f"{len(self.high)} and {len(self.mask)} numbers, expected the same"
             )
         self.action_format = choose_format(len(self.low), action_format)
         self.spec = FORMATS[self.action_format]
@@ -97,7 +102,9 @@ class ActionCodec:
 
     @property
     def width(self) -> int:
-        """Numbers, hence tokens, per action of the model; may exceed the env's width (metaworld_7d)."""
+        """Numbers, hence tokens, per action of the model; may exceed the env's width
+        (metaworld_7d).
+        """
         return len(self.low)
 
     def unnormalise(self, x: Tensor) -> Tensor:
@@ -119,7 +126,8 @@ class ActionCodec:
         if self.action_format == "metaworld_7d":
             action = action[..., [0, 1, 2, 6]]
         elif self.action_format == "delta_xyz_axisangle":
-            # The data set says 1 = open, 0 = closed; canonical is -1 open, +1 closed, nothing between.
+            # The data set says 1 = open, 0 = closed; canonical is -1 open, +1 closed, nothing
+            # between.
             grip = -torch.sign(2 * action[..., 6:] - 1)
             action = torch.cat([action[..., :6], grip], dim=-1)
         return action.float()
@@ -148,7 +156,9 @@ class ActionCodec:
         return digitise(self.normalise(self.from_canonical(action))).to(torch.int16)
 
     def decode_normalised(self, x: Tensor) -> Tensor:
-        """[..., A] continuous numbers in [-1, 1] (L1 head) -> [..., dims] canonical actions, float32."""
+        """[..., A] continuous numbers in [-1, 1] (L1 head) -> [..., dims] canonical actions,
+        float32.
+        """
         return self.to_canonical(self.unnormalise(x))
 
     def _canonical_table(self) -> Tensor:

@@ -1,7 +1,9 @@
-"""Reading and writing the released checkpoint layout: sharded safetensors, an index, and small files beside them.
+"""Reading and writing the released checkpoint layout: sharded safetensors, an index, and small
+files beside them.
 
-Layout: moojink/openvla-oft@213c5ff. Nothing from the checkpoint is executed and nothing is unpickled except plain
-tensors. Every stored tensor is accounted for: owned by the network, known to be dead, or an error.
+Layout: moojink/openvla-oft@213c5ff. Nothing from the checkpoint is executed and nothing is
+unpickled except plain tensors. Every stored tensor is accounted for: owned by the network, known to
+be dead, or an error.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def weight_map(folder: Path) -> dict[str, str]:
         missing = sorted({name for name in found.values() if not (folder / name).exists()})
         if missing:
             raise CorruptFile(
-                f"{index} names files that are not in {folder}: {', '.join(missing)}; download them again"
+                f"{index} names files that are not in {folder}: {', '.join(missing)}; "
+                "download them again"
             )
         return found
     path = folder / SINGLE
@@ -71,16 +74,17 @@ def check_names(expected: Mapping[str, Any], found: Mapping[str, Any], folder: P
     parts += [f"{len(extra)} unknown: {_some(extra)}"] if extra else []
     if parts:
         raise CorruptFile(
-            f"tensors in {folder} do not fit its config.json; {'; '.join(parts)}. Expected {len(expected)} tensors; "
-            "check text_config and timm_model_ids, or download the checkpoint again"
+            f"tensors in {folder} do not fit its config.json; {'; '.join(parts)}. "
+            f"Expected {len(expected)} tensors; check text_config and timm_model_ids, or download "
+            "the checkpoint again"
         )
 
 
 def load_weights(net: OftNet, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
     """Fill a network that was built on the meta device from the shards, one file at a time.
 
-    Dead tensors are checked for name and shape but not read. The heads outside the released files (value, state, L1)
-    are left alone. Raises CorruptFile.
+    Dead tensors are checked for name and shape but not read. The heads outside the released files
+    (value, state, L1) are left alone. Raises CorruptFile.
     """
     expected = file_shapes(net)
     files = weight_map(folder)
@@ -108,7 +112,7 @@ def load_weights(net: OftNet, folder: Path, *, device: torch.device, dtype: torc
         raise CorruptFile(f"wrong shapes in {folder}: {_some(wrong)}")
     for name, tensor in state.items():
         _assign(net, name, tensor)
-    net.language_model.model.rotary_emb.rebuild(device)
+    net.language_model.rebuild_rotary(device)
 
 
 def _assign(net: nn.Module, name: str, tensor: Tensor) -> None:
@@ -164,7 +168,9 @@ def read_component(path: Path) -> dict[str, Tensor]:
 
 
 def merge_adapters(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """A state dict with LoRA adapters -> one without: weight + scale * B @ A, computed in float32."""
+    """A state dict with LoRA adapters -> one without: weight + scale * B @ A, computed in
+    float32.
+    """
     merged: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if ".lora_" in name:
@@ -179,12 +185,13 @@ def merge_adapters(state: Mapping[str, Tensor], scale: float) -> dict[str, Tenso
 
 
 def save_weights(
-    state: Mapping[str, Tensor], config_first_action: int, source: Path, folder: Path
+    state: Mapping[str, Tensor], first_action_id: int, source: Path, folder: Path
 ) -> None:
-    """Write the shards of `source` anew into `folder`, one at a time, with the network's tensors in place.
+    """Write the shards of `source` anew into `folder`, one at a time, with the network's tensors in
+    place.
 
-    state: merged weights by network name. The action rows are put back into the full head; tensors the network does not
-    own are copied through.
+    state: merged weights by network name. The action rows are put back into the full head; tensors
+    the network does not own are copied through.
     """
     files = {n: f for n, f in weight_map(source).items() if not n.endswith(_LEGACY)}
     total = 0
@@ -195,7 +202,7 @@ def save_weights(
                 if name == LM_HEAD:
                     rows = state[ACTION_ROWS].cpu()
                     head = file.get_tensor(name).to(rows.dtype)
-                    head[config_first_action : config_first_action + NUM_BINS] = rows
+                    head[first_action_id : first_action_id + NUM_BINS] = rows
                     tensors[name] = head
                 elif name in state:
                     tensors[name] = state[name].detach().cpu().contiguous()
@@ -250,7 +257,9 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def copy_small_files(source: Path, folder: Path) -> None:
-    """Copy configuration, tokenizer and documentation; not the weights, their index, or stale adapters."""
+    """Copy configuration, tokenizer and documentation; not the weights, their index, or stale
+    adapters.
+    """
     for pattern in _COPIED:
         for path in source.glob(pattern):
             if path.is_file() and path.name != INDEX:
@@ -260,7 +269,8 @@ def copy_small_files(source: Path, folder: Path) -> None:
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Create `folder` in one step: `fill` writes into a sibling that is renamed when complete.
 
-    Raises ConfigError when the folder exists, RunFailed when the disk is full or not writable (nothing is left behind).
+    Raises ConfigError when the folder exists, RunFailed when the disk is full or not writable
+    (nothing is left behind).
     """
     if folder.exists():
         raise ConfigError(

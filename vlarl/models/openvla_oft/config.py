@@ -1,8 +1,9 @@
 """What the JSON files of an OpenVLA-OFT checkpoint say: sizes, statistics, and how it was trained.
 
-Layout of the released checkpoints: moojink/openvla-oft@213c5ff prismatic/extern/hf. The JSON is parsed here, since
-`AutoConfig` would run code from the checkpoint. Differences: two keys of our own inside `config.json`, both ignored by
-other loaders: `vlarl.towers` (sizes of vision towers that timm does not know) and `vlarl.settings` (`Settings`).
+Layout of the released checkpoints: moojink/openvla-oft@213c5ff prismatic/extern/hf. The JSON is
+parsed here, since `AutoConfig` would run code from the checkpoint. Differences: two keys of our own
+inside `config.json`, both ignored by other loaders: `vlarl.towers` (sizes of vision towers that
+timm does not know) and `vlarl.settings` (`Settings`).
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ _LLAMA_DEFAULTS: Mapping[str, Any] = {
 class NetConfig:
     """Sizes of the whole network.
 
-    towers: DINOv2-like, SigLIP-like. image_size: pixels, a multiple of 14. first_action_id: vocabulary id of the first
-    of the 256 action tokens, which are the last ids before the padding rows of the embedding table.
+    towers: DINOv2-like, SigLIP-like. image_size: pixels, a multiple of 14. first_action_id:
+    vocabulary id of the first of the 256 action tokens, which are the last ids before the padding
+    rows of the embedding table.
     """
 
     towers: tuple[TowerSize, TowerSize]
@@ -108,9 +110,11 @@ class NetConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a checkpoint was trained, hence how it has to be run. Defaults are those of the published SFT checkpoints.
+    """How a checkpoint was trained, hence how it has to be run. Defaults are those of the published
+    SFT checkpoints.
 
-    unnorm_key: data set whose statistics to use; None = the only one. action_format: None = by action width.
+    unnorm_key: data set whose statistics to use; None = the only one. action_format: None = by
+    action width.
     """
 
     chunk: int = 8
@@ -246,7 +250,8 @@ def resolve_key(statistics: Mapping[str, Any], key: str | None) -> str:
         if len(statistics) == 1:
             return next(iter(statistics))
         raise ConfigError(
-            f"policy.unnorm_key: the checkpoint has statistics of several data sets; choose one of: {there}"
+            "policy.unnorm_key: the checkpoint has statistics of several data sets; "
+            f"choose one of: {there}"
         )
     for name in (key, f"{key}_no_noops"):
         if name in statistics:

@@ -1,9 +1,11 @@
-"""OpenVLA-OFT as one module: frames and prompt in, logits of all action tokens of a chunk out, in one pass.
+"""OpenVLA-OFT as one module: frames and prompt in, logits of all action tokens of a chunk out, in
+one pass.
 
-Source: moojink/openvla-oft@213c5ff prismatic/extern/hf/modeling_prismatic.py with the bidirectional Llama of
-moojink/transformers-openvla-oft@bc339d9. Sequence: [BOS] [patches] [state?] [prompt without BOS] [C*A slots] [</s>?].
-Every token attends to every token that is not padding. Differences: of the head only the 256 action rows exist;
-padding sits in front of the prompt, so that the rows to read are one slice; logits and values are float32.
+Source: moojink/openvla-oft@213c5ff prismatic/extern/hf/modeling_prismatic.py with the bidirectional
+Llama of moojink/transformers-openvla-oft@bc339d9. Sequence: [BOS] [patches] [state?] [prompt
+without BOS] [C*A slots] [</s>?]. Every token attends to every token that is not padding.
+Differences: of the head only the 256 action rows exist; padding sits in front of the prompt, so
+that the rows to read are one slice; logits and values are float32.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
@@ -31,8 +32,8 @@ SHARD_UNITS = (LlamaDecoderLayer, Block, Projector, ValueHead)
 class OftOutput(NamedTuple):
     """A NamedTuple, since FSDP finds the tensors of tuples but not those of a dataclass.
 
-    logits: [n, C*A, 256] float32 over the action tokens, None unless asked for. value: [n, V] float32 or None.
-    action: [n, C, A] normalised actions of an L1 head, or None.
+    logits: [n, C*A, 256] float32 over the action tokens, None unless asked for. value: [n, V]
+    float32 or None. action: [n, C, A] normalised actions of an L1 head, or None.
     """
 
     logits: Tensor | None
@@ -41,9 +42,11 @@ class OftOutput(NamedTuple):
 
 
 class Rotary(LlamaRotaryEmbedding):
-    """RoPE whose frequencies stay float32 when the module is cast; optionally rounded to bfloat16 first.
+    """RoPE whose frequencies stay float32 when the module is cast; optionally rounded to bfloat16
+    first.
 
-    Rounding is what RLinf's `model.to(bfloat16)` does: up to 0.4 rad of angle error at position 340.
+    Rounding is what RLinf's `model.to(bfloat16)` does: up to 0.4 rad of angle error at position
+    340.
     """
 
     def __init__(self, config: LlamaConfig, *, round_bf16: bool) -> None:
@@ -80,13 +83,14 @@ def build_llama(config: NetConfig, *, rope_bf16: bool) -> LlamaModel:
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         pad_token_id=config.pad_id,
         use_cache=False,
-        attn_implementation="sdpa",
     )
-    # Both flags: the first decides about the mask transformers builds, the second about the kernel's own causal mode.
-    # Versions differ in which one counts, hence `check_bidirectional`.
+    # Both flags: the first decides about the mask transformers builds, the second about the
+    # kernel's own causal mode. Versions differ in which one counts, hence `check_bidirectional`.
     llama_config.is_causal = False
     llama = LlamaModel(llama_config)
+    llama.set_attn_implementation("sdpa")
     for layer in llama.layers:
+        assert isinstance(layer, LlamaDecoderLayer)
         layer.self_attn.is_causal = False
     llama.rotary_emb = Rotary(llama_config, round_bf16=rope_bf16)
     return llama
@@ -99,6 +103,12 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.model = build_llama(config, rope_bf16=rope_bf16)
         self.action_rows = nn.Linear(config.hidden_size, NUM_BINS, bias=False)
+
+    def rebuild_rotary(self, device: torch.device) -> None:
+        """Make the RoPE frequencies, which no checkpoint stores, on a device."""
+        rotary = self.model.rotary_emb
+        assert isinstance(rotary, Rotary)
+        rotary.rebuild(device)
 
 
 class ProprioProjector(nn.Module):
@@ -114,6 +124,7 @@ class ProprioProjector(nn.Module):
         reset_linear(self, seed)
 
     def forward(self, state: Tensor) -> Tensor:
+        """The state token."""
         return self.fc2(F.gelu(self.fc1(state)))
 
 
@@ -125,6 +136,7 @@ class L1Block(nn.Module):
         self.ffn = nn.Sequential(nn.LayerNorm(size), nn.Linear(size, size), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
+        """Same shape as x."""
         return x + self.ffn(x)
 
 
@@ -140,6 +152,7 @@ class L1Mlp(nn.Module):
         self.fc2 = nn.Linear(size, action_dims)
 
     def forward(self, x: Tensor) -> Tensor:
+        """From [..., in_size] to [..., action_dims]."""
         x = F.relu(self.fc1(self.layer_norm1(x)))
         for block in self.mlp_resnet_blocks:
             x = block(x)
@@ -147,7 +160,9 @@ class L1Mlp(nn.Module):
 
 
 class L1Head(nn.Module):
-    """[n, C*A, D] hidden states -> [n, C, A] normalised actions. Regression: there is nothing to sample."""
+    """[n, C*A, D] hidden states -> [n, C, A] normalised actions. Regression: there is nothing to
+    sample.
+    """
 
     def __init__(self, hidden_size: int, action_dims: int) -> None:
         super().__init__()
@@ -155,6 +170,7 @@ class L1Head(nn.Module):
         self.model = L1Mlp(hidden_size * action_dims, hidden_size, action_dims)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """One action from the A hidden states of its slots."""
         n, slots, size = hidden.shape
         return self.model(hidden.reshape(n, slots // self.action_dims, self.action_dims * size))
 
@@ -162,9 +178,9 @@ class L1Head(nn.Module):
 class OftNet(nn.Module):
     """The whole network; the only module a policy calls, so that sharding hooks see every forward.
 
-    num_slots: C*A. stop_id: id of `</s>`, or None to leave the stop token out. value_width: V, 0 = no value head.
-    state_dims: S, 0 = no state token. l1_dims: A of an L1 head, 0 = none. value_detach: keep the value loss from
-    reaching the backbone.
+    num_slots: C*A. stop_id: id of `</s>`, or None to leave the stop token out. value_width: V, 0 =
+    no value head. state_dims: S, 0 = no state token. l1_dims: A of an L1 head, 0 = none.
+    value_detach: keep the value loss from reaching the backbone.
     """
 
     def __init__(
@@ -204,8 +220,9 @@ class OftNet(nn.Module):
     ) -> OftOutput:
         """One pass.
 
-        pixels: [n, 6k, s, s] normalised. ids: [n, L] prompt: BOS first, padding after it, the rest flush right.
-        keep: [n, L] bool, False on padding; None when there is none. state: [n, S] normalised, or None.
+        pixels: [n, 6k, s, s] normalised. ids: [n, L] prompt: BOS first, padding after it, the rest
+        flush right. keep: [n, L] bool, False on padding; None when there is none. state: [n, S]
+        normalised, or None.
         """
         hidden = self.read_hidden(pixels, ids, keep, state)
         logits = action = value = None
@@ -251,26 +268,10 @@ class OftNet(nn.Module):
         )
         return out.last_hidden_state[:, first : first + self.num_slots]
 
-    def enable_checkpointing(self) -> None:
-        """Recompute the activations of each decoder layer and vision block in the backward pass."""
-        for unit in self.modules():
-            if isinstance(unit, (LlamaDecoderLayer, Block)):
-                unit.forward = _recomputed(unit.forward)
-
-
-def _recomputed(forward):
-    """`forward`, keeping only its inputs for the backward pass."""
-
-    def run(*args, **kwargs):
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return run
-
 
 def file_shapes(net: OftNet) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the released safetensors files: name -> shape, dead ones and the full head included.
+    """Every tensor of the released safetensors files: name -> shape, dead ones and the full head
+    included.
 
     net may live on the meta device and must not have adapters.
     """
@@ -294,10 +295,11 @@ def dead_tensors(config: NetConfig) -> dict[str, tuple[int, ...]]:
 
 @torch.no_grad()
 def check_bidirectional(net: OftNet) -> None:
-    """Prove on the loaded weights that the first token sees the last one, and that it does not see padding.
+    """Prove on the loaded weights that the first token sees the last one, and that it does not see
+    padding.
 
-    Raises RunFailed when attention is causal: some versions of transformers ignore the request silently, and a
-    policy then acts like an untrained one.
+    Raises RunFailed when attention is causal: some versions of transformers ignore the request
+    silently, and a policy then acts like an untrained one.
     """
     llama = net.language_model.model
     weight = llama.embed_tokens.weight
@@ -315,11 +317,12 @@ def check_bidirectional(net: OftNet) -> None:
     ]
     if torch.equal(unpadded[0], unpadded[1]) or torch.equal(masked[0], masked[1]):
         raise RunFailed(
-            "attention of the language model is causal, but OpenVLA-OFT needs it bidirectional: this version of "
-            "transformers ignores `is_causal=False`; install the version named in pyproject.toml"
+            "attention of the language model is causal, but OpenVLA-OFT needs it bidirectional: "
+            "this version of transformers ignores `is_causal=False`; install the one that "
+            "pyproject.toml names"
         )
     if not torch.equal(padded[0], padded[1]):
         raise RunFailed(
-            "the language model attends to padding: this version of transformers ignores a 4-D mask; "
-            "install the version named in pyproject.toml"
+            "the language model attends to padding: this version of transformers ignores a 4-D "
+            "mask; install the one that pyproject.toml names"
         )

@@ -1,8 +1,10 @@
-"""From raw frames and instructions to what the network reads. Everything in batches, on the device of its input.
+"""From raw frames and instructions to what the network reads. Everything in batches, on the device
+of its input.
 
-Source: moojink/openvla-oft@213c5ff experiments/robot/openvla_utils.py (resize, crop) and RLinf@a3816b5 (bicubic).
-Differences: TensorFlow's Lanczos resize and `crop_and_resize` are written as two matrices each (at most 1 level off on
-0.2 % of values); the optional JPEG round trip uses Pillow, whose decoder differs from TensorFlow's by 1-2 levels.
+Source: moojink/openvla-oft@213c5ff experiments/robot/openvla_utils.py (resize, crop) and
+RLinf@a3816b5 (bicubic). Differences: TensorFlow's Lanczos resize and `crop_and_resize` are written
+as two matrices each (at most 1 level off on 0.2 % of values); the optional JPEG round trip uses
+Pillow, whose decoder differs from TensorFlow's by 1-2 levels.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ BOS, EOS, SPACE = "<s>", "</s>", "▁"
 
 
 def lanczos_matrix(size_in: int, size_out: int) -> Tensor:
-    """[size_out, size_in] float32: Lanczos3 resampling with antialias and half-pixel centres along one axis."""
+    """[size_out, size_in] float32: Lanczos3 resampling with antialias and half-pixel centres along
+    one axis.
+    """
     scale = max(size_in / size_out, 1.0)
     centre = (torch.arange(size_out, dtype=torch.float64) + 0.5) * size_in / size_out
     x = (torch.arange(size_in, dtype=torch.float64)[None] + 0.5 - centre[:, None]) / scale
@@ -39,9 +43,11 @@ def lanczos_matrix(size_in: int, size_out: int) -> Tensor:
 
 
 def crop_matrix(size: int, area: float = CROP_AREA) -> Tensor:
-    """[size, size] float32: central crop of `area` of a square image, resized back bilinearly, along one axis.
+    """[size, size] float32: central crop of `area` of a square image, resized back bilinearly,
+    along one axis.
 
-    Output k samples position (size - 1) (1 - r) / 2 + k r with r = sqrt(area), as TensorFlow's crop_and_resize.
+    Output k samples position (size - 1) (1 - r) / 2 + k r with r = sqrt(area), as TensorFlow's
+    crop_and_resize.
     """
     side = math.sqrt(area)
     k = torch.arange(size, dtype=torch.float64)
@@ -55,7 +61,9 @@ def crop_matrix(size: int, area: float = CROP_AREA) -> Tensor:
 
 
 def jpeg_round_trip(frames: Tensor) -> Tensor:
-    """[n, H, W, 3] uint8 through JPEG (quality 95, 4:2:0) and back, on the CPU, one frame after another."""
+    """[n, H, W, 3] uint8 through JPEG (quality 95, 4:2:0) and back, on the CPU, one frame after
+    another.
+    """
     decoded = []
     for frame in frames.cpu().numpy():
         buffer = io.BytesIO()
@@ -67,8 +75,8 @@ def jpeg_round_trip(frames: Tensor) -> Tensor:
 class ImageFrontEnd:
     """Frames -> pixels of both towers.
 
-    image_size: s. mean, std: 6 numbers, first tower first. A frame that already has the model's size is neither sent
-    through JPEG nor resized, as in the reference.
+    image_size: s. mean, std: 6 numbers, first tower first. A frame that already has the model's
+    size is neither sent through JPEG nor resized, as in the reference.
     """
 
     def __init__(
@@ -90,12 +98,13 @@ class ImageFrontEnd:
         self._cache: dict[tuple[str, int, torch.device], Tensor] = {}
 
     def __call__(self, images: Sequence[Tensor]) -> Tensor:
-        """k views of [n, H, W, 3] uint8 -> [n, 6k, s, s] float32."""
+        """From k views of [n, H, W, 3] uint8 to [n, 6k, s, s] float32."""
         return torch.cat([self.normalise(self.to_model_size(view)) for view in images], dim=1)
 
     def to_model_size(self, frames: Tensor) -> Tensor:
         """[n, H, W, 3] uint8 -> [n, 3, s, s] float32 with whole numbers 0..255."""
-        assert frames.dtype == torch.uint8 and frames.ndim == 4, (frames.dtype, frames.shape)
+        assert frames.dtype == torch.uint8, frames.dtype
+        assert frames.ndim == 4, frames.shape
         size = self.image_size
         if frames.shape[1:3] != (size, size):
             if self.jpeg == "pil":
@@ -117,7 +126,9 @@ class ImageFrontEnd:
         return x
 
     def normalise(self, x: Tensor) -> Tensor:
-        """[n, 3, s, s] levels -> [n, 6, s, s]: normalised for the first tower, then for the second."""
+        """[n, 3, s, s] levels -> [n, 6, s, s]: normalised for the first tower, then for the
+        second.
+        """
         mean, std = self.mean.to(x.device), self.std.to(x.device)
         return ((x[:, None] / 255 - mean) / std).flatten(1, 2)
 
@@ -134,8 +145,9 @@ class ImageFrontEnd:
 def read_normalisation(folder: Path, image_size: int) -> tuple[list[float], list[float]]:
     """Mean and std, 6 numbers each, from `preprocessor_config.json`.
 
-    `tvf_normalize_params` wins over `means` and `stds`, as it does in the reference: it holds the bfloat16-rounded
-    numbers that the released checkpoints were trained with. Raises ConfigError when the sizes disagree with the network.
+    `tvf_normalize_params` wins over `means` and `stds`, as it does in the reference: it holds the
+    bfloat16-rounded numbers that the released checkpoints were trained with. Raises ConfigError
+    when the sizes disagree with the network.
     """
     path = folder / "preprocessor_config.json"
     raw: Mapping[str, Any] = read_json(path)
@@ -158,17 +170,19 @@ def read_normalisation(folder: Path, image_size: int) -> tuple[list[float], list
 class Prompts:
     """Instructions -> token ids; each distinct instruction is tokenised once.
 
-    Template of the reference, lower-cased, BOS in front; the last token is always the lone space mark, where the
-    prediction of the first action token is read.
+    Template of the reference, lower-cased, BOS in front; the last token is always the lone space
+    mark, where the prediction of the first action token is read.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.bos, self.stop, self.space = (tokenizer.token_to_id(t) for t in (BOS, EOS, SPACE))
-        if None in (self.bos, self.stop, self.space):
+        bos, stop, space = (tokenizer.token_to_id(token) for token in (BOS, EOS, SPACE))
+        if bos is None or stop is None or space is None:
             raise ConfigError(
-                f"tokenizer.json: needs the tokens {BOS}, {EOS} and {SPACE}; not a Llama-style tokenizer"
+                f"tokenizer.json: needs the tokens {BOS}, {EOS} and {SPACE}; "
+                "not a Llama-style tokenizer"
             )
+        self.bos, self.stop, self.space = bos, stop, space
         self._row: dict[str, int] = {}
         self._ids: list[list[int]] = []
         self._table: Tensor | None = None
@@ -195,13 +209,17 @@ class Prompts:
     def batch(
         self, instructions: Sequence[str], device: torch.device
     ) -> tuple[Tensor, Tensor | None]:
-        """ids [n, L], BOS first and the rest flush right; keep [n, L], False on padding, None when there is none."""
+        """Token ids [n, L], BOS first and the rest flush right, and which to keep.
+
+        The second is [n, L] bool, False on padding, or None when there is no padding.
+        """
         rows = [self._row.get(text, -1) for text in instructions]
         if -1 in rows or self._table is None or self._table.device != device:
             self._grow(instructions, device)
             rows = [self._row[text] for text in instructions]
         table, lengths = self._table, self._length
-        assert table is not None and lengths is not None
+        assert table is not None
+        assert lengths is not None
         real = [len(self._ids[row]) for row in set(rows)]
         longest = max(real)
         index = torch.tensor(rows, device=device)

@@ -1,14 +1,16 @@
-"""Fresh, randomly initialised checkpoints of the real classes and the released layout, small enough for a CPU.
+"""Fresh, randomly initialised checkpoints of the real classes and the released layout, small enough
+for a CPU.
 
-Differences from a released checkpoint are sizes only: tower sizes are in `vlarl.towers` of config.json, the vocabulary is
-a BPE trained on the given prompts. The rule for action tokens is the released one: the last 256 ids before padding.
+Differences from a released checkpoint are sizes only: tower sizes are in `vlarl.towers` of
+config.json, the vocabulary is a BPE trained on the given prompts. The rule for action tokens is the
+released one: the last 256 ids before padding.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,8 @@ class TinySizes:
 
 
 def train_tokenizer(instructions: Sequence[str], max_vocab: int) -> Tokenizer:
-    """A Llama-style BPE on the prompts of these instructions: the template is two tokens, a known word is one.
+    """A Llama-style BPE on the prompts of these instructions: the template is two tokens, a known
+    word is one.
 
     Any printable ASCII text can be encoded; other characters become <unk>.
     """
@@ -96,17 +99,18 @@ def init_tiny(
     image_size: int = 56,
     seed: int = 0,
     sizes: TinySizes | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
     max_shard_bytes: int = 2_000_000,
 ) -> None:
     """Write a fresh checkpoint into a folder that must not exist.
 
-    prompts: the instructions, without template. statistics: {"action": {...}, "proprio": {...}} of the data set `key`.
-    settings: fields of Settings other than chunk, unnorm_key and action_format; JPEG is off unless asked for.
+    prompts: the instructions, without template. statistics: {"action": {...}, "proprio": {...}} of
+    the data set `key`. settings: fields of Settings other than chunk, unnorm_key and action_format;
+    JPEG is off unless asked for.
     """
     sizes = sizes or TinySizes()
-    used = Settings(
-        **{"jpeg": "off", **(settings or {})},
+    used = replace(
+        settings or Settings(jpeg="off", centre_crop=False),
         chunk=chunk,
         unnorm_key=key,
         action_format=choose_format(action_dims, None),
@@ -131,9 +135,11 @@ def init_tiny(
 
 
 def random_weights(folder: Path, *, num_slots: int, seed: int) -> dict[str, Tensor]:
-    """All tensors of the layout described by `folder`'s config.json, dead ones included; a function of seed alone.
+    """All tensors of the layout described by `folder`'s config.json, dead ones included; a function
+    of seed alone.
 
-    Matrices are N(0, 1 / fan_in); those that write into a residual stream are divided by sqrt(2 * depth).
+    Matrices are N(0, 1 / fan_in); those that write into a residual stream are divided by sqrt(2 *
+    depth).
     """
     config = read_net_config(folder)
     with torch.device("meta"):

@@ -1,7 +1,8 @@
 """The two vision towers and the projector, with the parameter names of the released checkpoints.
 
-Source: moojink/openvla-oft@213c5ff prismatic/extern/hf/modeling_prismatic.py. Features are what the last but one block
-returns, without final norm and prefix tokens; blocks and heads behind that point are never built (`dead_shapes`).
+Source: moojink/openvla-oft@213c5ff prismatic/extern/hf/modeling_prismatic.py. Features are what the
+last but one block returns, without final norm and prefix tokens; blocks and heads behind that point
+are never built (`dead_shapes`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class LayerScale(nn.Module):
         self.scale_factor = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Scale the last axis."""
         return x * self.scale_factor
 
 
@@ -45,12 +47,15 @@ def build_tower(size: TowerSize, image_size: int) -> VisionTransformer:
     if size.layer_scale:
         for block in tower.blocks:
             assert isinstance(block, Block)
-            block.ls1, block.ls2 = LayerScale(size.dim), LayerScale(size.dim)
+            block.add_module("ls1", LayerScale(size.dim))
+            block.add_module("ls2", LayerScale(size.dim))
     return tower
 
 
 def dead_shapes(size: TowerSize) -> dict[str, tuple[int, ...]]:
-    """Stored tensors of a tower that never influence the features: last block, final norm, attention pooling."""
+    """Stored tensors of a tower that never influence the features: last block, final norm,
+    attention pooling.
+    """
     d, m = size.dim, size.mlp
     last = f"blocks.{size.depth - 1}."
     norm = {"weight": (d,), "bias": (d,)}
@@ -76,8 +81,8 @@ def dead_shapes(size: TowerSize) -> dict[str, tuple[int, ...]]:
 class VisionBackbone(nn.Module):
     """Both towers on every image.
 
-    pixels: [n, 6k, s, s], per image 3 channels for the first tower, then 3 for the second. Returns [n, k * P, dim1 +
-    dim2], images one after another.
+    pixels: [n, 6k, s, s], per image 3 channels for the first tower, then 3 for the second. Returns
+    [n, k * P, dim1 + dim2], images one after another.
     """
 
     def __init__(self, towers: tuple[TowerSize, TowerSize], image_size: int) -> None:
@@ -86,6 +91,7 @@ class VisionBackbone(nn.Module):
         self.fused_featurizer = build_tower(towers[1], image_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
+        """Features of all patches of all images."""
         n, channels, height, width = pixels.shape
         images = pixels.reshape(n * channels // 6, 6, height, width)
         features = torch.cat(
@@ -102,7 +108,9 @@ class VisionBackbone(nn.Module):
 
 
 class Projector(nn.Module):
-    """[n, P, D_vision] -> [n, P, D]: three layers with exact GELU between, the first four times as wide as its input."""
+    """[n, P, D_vision] -> [n, P, D]: three layers with exact GELU between, the first four times as
+    wide as its input.
+    """
 
     def __init__(self, vision_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -111,4 +119,5 @@ class Projector(nn.Module):
         self.fc3 = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, features: Tensor) -> Tensor:
+        """Visual tokens for the language model."""
         return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(features)))))

@@ -66,8 +66,9 @@ def learning_curve(
     env_cfg = ReachConfig()
     env = ReachEnv(env_cfg, num_slots=64)
     if policy is None:
-        head = {0: "none", 1: "chunk"}.get(cfg.value_width(env_cfg.chunk), "action")
-        policy = TokenPolicy(TokenConfig.model_validate({"value_head": head, "seed": seed}))
+        value = "chunk" if cfg.value_width(env_cfg.chunk) == 1 else "action"
+        toy = TokenConfig.model_validate({"value": value, "seed": seed})
+        policy = TokenPolicy(toy, needs_value=algorithm.needs_value)
     optimizer = torch.optim.Adam(policy.module.parameters(), lr=lr)
     multiple = cfg.episodes_multiple
     rates = []

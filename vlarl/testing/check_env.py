@@ -19,9 +19,9 @@ from vlarl.testing.require import require
 def check_env(make: Callable[[int], VecEnv], episodes: Sequence[Episode], *, chunk: int) -> None:
     """Raise ContractBroken unless the env keeps what the collector relies on.
 
-    make: number of slots -> env with true last observations and recording on. episodes: at least
-    two, from different states; they are played a few times each, to their ends, with random
-    actions in chunks of `chunk`.
+    make: number of slots -> env made with final_frames=True. episodes: at least two, from different
+    states and not recorded; they are played a few times each, to their ends, with random actions in
+    chunks of `chunk`.
 
     Shapes, dtypes and the honesty of the spec; an episode depends on (task, trial) and its actions
     alone, not on slot, neighbours or earlier episodes; parking after the end; the horizon; clipping
@@ -109,7 +109,9 @@ def _book(played: _Played, step: EnvStep, i: int) -> None:
     played.obs.append(view)
     played.copies.append(obs)
     if step.frames is not None:
-        played.num_frames += len(step.frames[i])
+        film = step.frames[i]
+        require(film.dtype == torch.uint8 and film.shape[3:] == (3,), "frames are not uint8 RGB")
+        played.num_frames += len(film)
     if bool(step.first[i]):
         quiet = step.reward[i].any() | step.terminated[i].any() | step.truncated[i].any()
         require(not bool(quiet), "the answer to a reset carries a reward or a flag")
@@ -139,10 +141,12 @@ def _check_step(env: VecEnv, step: EnvStep, n: int, chunk: int, tasks: tuple[str
     require(tuple(obs.state.shape) == want_state, f"state: {tuple(obs.state.shape)}, {want_state}")
     require(obs.state.dtype == torch.float32, f"state: {obs.state.dtype}, expected float32")
     require(len(obs.instruction) == n and all(obs.instruction), "an instruction is missing")
+    # An env that takes any chunk length cannot know it before the first send.
+    width = step.reward.shape[1] if bool(step.first.all()) else chunk
     kinds = {
-        "reward": ((n, chunk), torch.float32),
-        "terminated": ((n, chunk), torch.bool),
-        "truncated": ((n, chunk), torch.bool),
+        "reward": ((n, width), torch.float32),
+        "terminated": ((n, width), torch.bool),
+        "truncated": ((n, width), torch.bool),
         "first": ((n,), torch.bool),
         "num_clipped": ((n,), torch.int32),
         "diverged": ((n,), torch.bool),
@@ -151,7 +155,7 @@ def _check_step(env: VecEnv, step: EnvStep, n: int, chunk: int, tasks: tuple[str
         tensor = getattr(step, name)
         require(tuple(tensor.shape) == shape, f"{name}: shape {tuple(tensor.shape)}, {shape}")
         require(tensor.dtype == dtype, f"{name}: {tensor.dtype}, expected {dtype}")
-    require(step.frames is not None and len(step.frames) == n, "made with recording, no frames")
+    require(step.frames is None or len(step.frames) == n, "frames are not one entry per slot")
     require(not bool(step.diverged.any()), f"tasks {tasks} diverged under bounded actions")
 
 

@@ -2,7 +2,7 @@
 
 Shaped like pi0 under RL: the chain starts at Gaussian noise, some of its steps (drawn per row) are
 stochastic, and the log-prob of a decision is the sum over those steps; the first point of the chain
-does not depend on the weights and has none. As a plug-in module it offers Config, spec and load.
+does not depend on the weights and has none. The module is a whole policy plug-in.
 """
 
 from __future__ import annotations
@@ -50,8 +50,14 @@ class FlowPolicy:
 
     shard_units: tuple[type[nn.Module], ...] = (nn.Sequential,)
 
-    def __init__(self, cfg: FlowConfig, device: torch.device | str = "cpu") -> None:
-        self.spec = spec(cfg)
+    def __init__(
+        self,
+        cfg: FlowConfig,
+        *,
+        needs_value: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.spec = spec(cfg, needs_value=needs_value)
         self._cfg = cfg
         self._device = torch.device(device)
         size, width = cfg.chunk * cfg.dims, self.spec.value_width
@@ -149,16 +155,23 @@ class FlowPolicy:
         write(folder, state if state is not None else self.module.state_dict())
 
 
-def spec(cfg: FlowConfig) -> PolicySpec:
+def spec(cfg: FlowConfig, *, needs_value: bool = False) -> PolicySpec:
     """What the policy needs and emits."""
-    return toy_spec(cfg)
+    return toy_spec(cfg, needs_value)
 
 
-def load(cfg: FlowConfig, *, device: torch.device | str, needs_value: bool) -> FlowPolicy:
-    """The policy with the weights of cfg.checkpoint."""
-    policy = FlowPolicy(cfg, device)
-    read(policy.module, cfg, needs_value)
+def load(
+    cfg: FlowConfig, *, device: torch.device | str, needs_value: bool, train: bool = True
+) -> FlowPolicy:
+    """The policy with the weights of cfg.checkpoint; `train` makes no difference to a toy."""
+    policy = FlowPolicy(cfg, needs_value=needs_value, device=device)
+    read(policy.module, cfg)
     return policy
+
+
+def recognises(folder: Path) -> bool:
+    """Never: the toys are for tests, and their files carry no mark."""
+    return False
 
 
 Config = FlowConfig

@@ -1,7 +1,7 @@
 """A reaching task small enough to learn in seconds, played as one batch of tensors.
 
 It has the shape of a batched GPU env: all slots under way are answered together, the chunk length
-is fixed, there is no proprioception. As a plug-in module it offers Config, make, spec and trials.
+is fixed, there is no proprioception. The module is a whole env plug-in.
 """
 
 from __future__ import annotations
@@ -52,13 +52,11 @@ class ReachEnv:
         cfg: ReachConfig,
         *,
         num_slots: int,
-        record: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         self.spec = spec(cfg)
         self.num_slots = num_slots
         self._chunk = cfg.chunk
-        self._record = record
         self._device = torch.device(device)
         self._hand = torch.zeros(num_slots, 2, device=self._device)
         self._goal = torch.zeros(num_slots, 2, device=self._device)
@@ -108,6 +106,8 @@ class ReachEnv:
         truncated = terminated.clone()
         clipped = torch.zeros(n, dtype=torch.int32, device=self._device)
         parked, diverged = first.clone(), torch.zeros_like(first)
+        film = _Film([self._episode[slot] for slot in slots])
+        film.shoot(self._draw(hand, goal) if film.wanted else None, first)
         for c in range(self._chunk):
             bad = ~parked & ~action[:, c].isfinite().all(dim=1)
             within = action[:, c].nan_to_num().clamp(low, high)
@@ -120,42 +120,63 @@ class ReachEnv:
             truncated[:, c] = ~parked & ~terminated[:, c] & (out_of_time | bad)
             reward[:, c] = terminated[:, c].float()
             diverged |= bad
+            film.shoot(self._draw(hand, goal) if film.wanted else None, ~parked)
             parked = parked | terminated[:, c] | truncated[:, c]
         self._hand[index], self._step[index] = hand, step
         done = (terminated | truncated).any(dim=1).tolist()
         for slot, over in zip(slots, done, strict=True):
             self._over[slot] = over
-        obs = self._observe(slots, hand, goal)
         return EnvStep(
-            obs=obs,
+            obs=self._observe(slots, hand, goal),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
             first=first,
             num_clipped=clipped,
             diverged=diverged,
-            frames=self._frames(slots, obs) if self._record else None,
+            frames=film.frames(),
         )
 
-    def _observe(self, slots: list[int], hand: Tensor, goal: Tensor) -> Observation:
+    def _draw(self, hand: Tensor, goal: Tensor) -> Tensor:
+        """[n, 16, 16, 3] uint8."""
         centre = (torch.arange(_SIZE, device=self._device) + 0.5) / _SIZE
-        image = torch.zeros(len(slots), _SIZE, _SIZE, 3, device=self._device)
+        image = torch.zeros(len(hand), _SIZE, _SIZE, 3, device=self._device)
         for channel, position in enumerate((hand, goal)):
             x = (centre[None, None, :] - position[:, 0, None, None]) ** 2
             y = (centre[None, :, None] - position[:, 1, None, None]) ** 2
             image[..., channel] = 255 * torch.exp(-(x + y) / (2 * 0.08**2))
+        return image.round().to(torch.uint8)
+
+    def _observe(self, slots: list[int], hand: Tensor, goal: Tensor) -> Observation:
         episodes = [self._episode[slot] for slot in slots]
         return Observation(
-            images={"top": image.round().to(torch.uint8)},
+            images={"top": self._draw(hand, goal)},
             state=torch.zeros(len(slots), 0, device=self._device),
-            instruction=tuple(e.task.replace("-", " the ") for e in episodes if e is not None),
+            instruction=tuple(instruction(e.task) for e in episodes if e is not None),
         )
 
-    def _frames(self, slots: list[int], obs: Observation) -> tuple[Tensor, ...]:
-        """One frame a message for the episodes that asked for it, none for the others."""
-        asked = [e is not None and e.record for e in (self._episode[s] for s in slots)]
-        image = obs.images["top"]
-        return tuple(image[i : i + int(wanted)].clone() for i, wanted in enumerate(asked))
+
+class _Film:
+    """The frames of one message, for the episodes that asked to be recorded."""
+
+    def __init__(self, episodes: Sequence[Episode | None]) -> None:
+        self._asked = [e is not None and e.record for e in episodes]
+        self._shots: list[list[Tensor]] = [[] for _ in episodes]
+        self.wanted = any(self._asked)
+
+    def shoot(self, image: Tensor | None, running: Tensor) -> None:
+        """Keep row i of image ([n, H, W, 3]) where the episode runs and asked for it."""
+        if image is not None:
+            for i, runs in enumerate(running.tolist()):
+                if runs and self._asked[i]:
+                    self._shots[i].append(image[i])
+
+    def frames(self) -> tuple[Tensor, ...] | None:
+        """Per slot [F, H, W, 3]; None when nobody asked."""
+        if not self.wanted:
+            return None
+        nothing = torch.zeros(0, _SIZE, _SIZE, 3, dtype=torch.uint8)
+        return tuple(torch.stack(shots) if shots else nothing for shots in self._shots)
 
 
 def _goal(episode: Episode) -> tuple[float, float]:
@@ -166,11 +187,9 @@ def _goal(episode: Episode) -> tuple[float, float]:
     return 0.5 + side * _DISTANCE * math.cos(angle), 0.5 + _DISTANCE * math.sin(angle)
 
 
-def make(
-    cfg: ReachConfig, *, num_slots: int, final_frames: bool = False, record: bool = False
-) -> ReachEnv:
+def make(cfg: ReachConfig, *, num_slots: int, final_frames: bool = True) -> ReachEnv:
     """The env on the CPU. Its last observation is the true one, whatever final_frames says."""
-    return ReachEnv(cfg, num_slots=num_slots, record=record)
+    return ReachEnv(cfg, num_slots=num_slots)
 
 
 def spec(cfg: ReachConfig) -> EnvSpec:
@@ -186,12 +205,28 @@ def spec(cfg: ReachConfig) -> EnvSpec:
         control_hz=10.0,
         tasks=_TASKS,
         chunks=(cfg.chunk,),
+        trials="sixteen goals per task",
     )
 
 
 def trials(cfg: ReachConfig, split: Literal["train", "eval"]) -> dict[str, tuple[int, ...]]:
     """Task -> its goals: the even ones for training, the odd ones held out."""
     return {task: tuple(range(int(split == "eval"), _NUM_TRIALS, 2)) for task in _TASKS}
+
+
+def suites() -> tuple[str, ...]:
+    """There is one suite."""
+    return ("reach",)
+
+
+def instruction(task: str) -> str:
+    """What the policy is told to do."""
+    return task.replace("-", " the dot on the ")
+
+
+def groups(cfg: ReachConfig) -> dict[str, tuple[str, ...]]:
+    """No averages over parts of the suite."""
+    return {}
 
 
 Config = ReachConfig

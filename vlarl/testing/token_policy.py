@@ -1,6 +1,6 @@
 """A token policy of a few thousand weights: every action number is one of a few bins.
 
-As a plug-in module it offers Config, spec and load.
+The module is a whole policy plug-in.
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ class TokenPolicy:
 
     shard_units: tuple[type[nn.Module], ...] = (nn.Sequential,)
 
-    def __init__(self, cfg: TokenConfig, device: torch.device | str = "cpu") -> None:
-        self.spec = spec(cfg)
+    def __init__(
+        self,
+        cfg: TokenConfig,
+        *,
+        needs_value: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.spec = spec(cfg, needs_value=needs_value)
         self._shape = (cfg.chunk, cfg.dims, cfg.bins)
         self._bins = torch.linspace(-1, 1, cfg.bins, device=device)
         width = self.spec.value_width
@@ -101,16 +107,23 @@ class TokenPolicy:
         write(folder, state if state is not None else self.module.state_dict())
 
 
-def spec(cfg: TokenConfig) -> PolicySpec:
+def spec(cfg: TokenConfig, *, needs_value: bool = False) -> PolicySpec:
     """What the policy needs and emits."""
-    return toy_spec(cfg)
+    return toy_spec(cfg, needs_value)
 
 
-def load(cfg: TokenConfig, *, device: torch.device | str, needs_value: bool) -> TokenPolicy:
-    """The policy with the weights of cfg.checkpoint."""
-    policy = TokenPolicy(cfg, device)
-    read(policy.module, cfg, needs_value)
+def load(
+    cfg: TokenConfig, *, device: torch.device | str, needs_value: bool, train: bool = True
+) -> TokenPolicy:
+    """The policy with the weights of cfg.checkpoint; `train` makes no difference to a toy."""
+    policy = TokenPolicy(cfg, needs_value=needs_value, device=device)
+    read(policy.module, cfg)
     return policy
+
+
+def recognises(folder: Path) -> bool:
+    """Never: the toys are for tests, and their files carry no mark."""
+    return False
 
 
 Config = TokenConfig

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vlarl.batch import Observation
 from vlarl.config.schema import Int, PolicySection
-from vlarl.errors import AssetMissing, ConfigError
+from vlarl.errors import AssetMissing
 from vlarl.specs import ActionSpec, PolicySpec
 
 _POOLED = 8  # pixels per side that the network sees
@@ -36,11 +36,11 @@ class ToySection(PolicySection):
     """A, numbers per action."""
     hidden: Annotated[Int, Field(ge=1)] = 64
     """Width of the hidden layer."""
-    value_head: Literal["none", "chunk", "action"] = "none"
-    """One value per decision, one per action, or none."""
+    value: Literal["chunk", "action"] = "chunk"
+    """Value head, where the algorithm needs one: one number per decision, or one per action."""
 
 
-def toy_spec(cfg: ToySection) -> PolicySpec:
+def toy_spec(cfg: ToySection, needs_value: bool) -> PolicySpec:
     """The spec of a toy policy; its action format is that of `vlarl.testing.reach`."""
     return PolicySpec(
         name=cfg.name,
@@ -48,7 +48,7 @@ def toy_spec(cfg: ToySection) -> PolicySpec:
         chunk=cfg.chunk,
         cameras=1,
         state_dims=0,
-        value_width={"none": 0, "chunk": 1, "action": cfg.chunk}[cfg.value_head],
+        value_width=0 if not needs_value else 1 if cfg.value == "chunk" else cfg.chunk,
         trained_on=("nothing",),
     )
 
@@ -75,18 +75,16 @@ def write(folder: Path, state: Mapping[str, Tensor]) -> None:
     os.replace(part, folder / "model.safetensors")
 
 
-def read(module: nn.Module, cfg: ToySection, needs_value: bool) -> None:
+def read(module: nn.Module, cfg: ToySection) -> None:
     """Load the weights of cfg.checkpoint, unless it is "random".
 
-    Raises:
-        ConfigError: the algorithm needs a value head and the config has none.
-        AssetMissing: there is no checkpoint.
+    A value head without weights in the file keeps its fresh ones. Raises AssetMissing.
     """
-    if needs_value and cfg.value_head == "none":
-        raise ConfigError("policy.value_head is 'none' but the algorithm needs 'chunk' or 'action'")
     if cfg.checkpoint == "random":
         return
     file = Path(cfg.checkpoint) / "model.safetensors"
     if not file.is_file():
         raise AssetMissing(f"policy.checkpoint: no file {file}", fix="policy.checkpoint=random")
-    module.load_state_dict(load_file(file))
+    missing, unexpected = module.load_state_dict(load_file(file), strict=False)
+    critic = [name for name in (*missing, *unexpected) if name.startswith("critic.")]
+    assert len(critic) == len(missing) + len(unexpected), (missing, unexpected)

@@ -1,0 +1,65 @@
+"""From a validated config to plug-ins that fit together; specs are matched before weights load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+
+from vlarl import registry
+from vlarl.config.schema import RunConfig
+from vlarl.errors import ConfigError, SpecMismatch
+from vlarl.interfaces import Algorithm
+from vlarl.rollout.plan import Trials
+from vlarl.specs import EnvSpec, PolicySpec, match
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The plug-ins of a run, resolved and found to fit together."""
+
+    env_module: ModuleType
+    policy_module: ModuleType
+    algo: Algorithm
+    env_spec: EnvSpec
+    policy_spec: PolicySpec
+    train_trials: Trials
+    eval_trials: Trials
+    groups: Mapping[str, tuple[str, ...]]
+
+
+def resolve(run: RunConfig) -> Parts:
+    """Look everything up and check that it fits, without loading weights or starting a simulator.
+
+    Raises:
+        SpecMismatch: policy and env disagree; every reason is listed.
+        ConfigError: no trials, or train and evaluation trials overlap.
+        AssetMissing: the checkpoint is not on this machine.
+    """
+    env_module = registry.module("env", run.env.name)
+    policy_module = registry.module("policy", run.policy.name)
+    algo = registry.module("algo", run.algo.name).ALGORITHM
+    env_spec = env_module.spec(run.env)
+    policy_spec = policy_module.spec(run.policy, needs_value=algo.needs_value)
+    problems = match(policy_spec, env_spec)
+    if problems:
+        raise SpecMismatch("\n".join(problems))
+    train, held_out = env_module.trials(run.env, "train"), env_module.trials(run.env, "eval")
+    shared = {task: set(train[task]) & set(held_out.get(task, ())) for task in train}
+    overlapping = {task: sorted(ids) for task, ids in shared.items() if ids}
+    if overlapping:
+        task, ids = next(iter(overlapping.items()))
+        raise ConfigError(
+            f"training and evaluation share trials of {len(overlapping)} tasks "
+            f"({task}: {ids[:8]}); choose disjoint ranges in env"
+        )
+    return Parts(
+        env_module=env_module,
+        policy_module=policy_module,
+        algo=algo,
+        env_spec=env_spec,
+        policy_spec=policy_spec,
+        train_trials=train,
+        eval_trials=held_out,
+        groups=env_module.groups(run.env),
+    )

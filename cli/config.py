@@ -47,7 +47,11 @@ def show(
 def validate(
     preset: Annotated[
         list[str],
-        typer.Argument(metavar="NAME|FILE...", autocompletion=complete_preset),
+        typer.Argument(
+            metavar="NAME|FILE...",
+            help="Shipped presets or .yaml files.",
+            autocompletion=complete_preset,
+        ),
     ],
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -81,8 +85,8 @@ def schema() -> None:
 
 @app.command()
 def diff(
-    run_a: Annotated[Path, typer.Argument(metavar="RUN_A")],
-    run_b: Annotated[Path, typer.Argument(metavar="RUN_B")],
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run directory.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one.")],
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

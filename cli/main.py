@@ -17,14 +17,30 @@ from typer.core import TyperGroup
 import vlarl
 from vlarl.errors import VlarlError
 
-from . import config, doctor, presets
+from . import compare, config, doctor, presets
+from . import eval as eval_
 from .errors import report
 from .options import examples
 from .output import print_error, print_stdout
 
+_IN_ORDER_OF_USE = (
+    "doctor",
+    "presets",
+    "config",
+    "train",
+    "eval",
+    "compare",
+    "video",
+    "collect",
+    "sft",
+)
+
 
 class _Group(TyperGroup):
     """Turns VlarlError into a message and an exit code, for the shell and for tests alike."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=_IN_ORDER_OF_USE.index)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -72,6 +88,8 @@ def _root(
 app.command("doctor", epilog=examples(*doctor.EXAMPLES))(doctor.doctor)
 app.add_typer(presets.app, name="presets")
 app.add_typer(config.app, name="config")
+app.command("eval", epilog=examples(*eval_.EXAMPLES))(eval_.evaluate)
+app.command("compare", epilog=examples(*compare.EXAMPLES))(compare.compare)
 
 
 def main() -> None:

@@ -23,7 +23,10 @@ app = typer.Typer(
     epilog=examples(*EXAMPLES),
 )
 
-NameArg = Annotated[str, typer.Argument(autocompletion=complete_preset, metavar="NAME")]
+NameArg = Annotated[
+    str, typer.Argument(autocompletion=complete_preset, metavar="NAME", help="A shipped preset.")
+]
+EitherArg = typer.Argument(help="A shipped preset or a .yaml file.", autocompletion=complete_preset)
 
 
 @app.command("list")
@@ -77,12 +80,12 @@ def copy(
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", autocompletion=complete_preset)],
-    b: Annotated[str, typer.Argument(metavar="B", autocompletion=complete_preset)],
+    a: Annotated[str, EitherArg],
+    b: Annotated[str, EitherArg],
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
-    """Compare what two presets (names or .yaml files) set, with their bases."""
+    """Compare what two presets set, bases included."""
     from vlarl.config.compose import compose
     from vlarl.config.resolved import differences
 

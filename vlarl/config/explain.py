@@ -59,7 +59,7 @@ def explain(
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Dotted keys of all leaves of a config class, in order."""
     for name, field in model.model_fields.items():
-        section = _section(field.annotation)
+        section = section_of(field.annotation)
         if section is None:
             yield prefix + name
         else:
@@ -111,7 +111,7 @@ def _suggest(path: str, model: type[BaseModel]) -> str:
     section: type[BaseModel] | None = model
     for part in parent.split(".") if parent else []:
         field = section.model_fields.get(part) if section else None
-        section = _section(field.annotation) if field else None
+        section = section_of(field.annotation) if field else None
     siblings = list(section.model_fields) if section else []
     prefix = f"{parent}." if parent else ""
     near = [prefix + name for name in difflib.get_close_matches(key, siblings, n=1)]
@@ -121,9 +121,9 @@ def _suggest(path: str, model: type[BaseModel]) -> str:
     return f"; there are: {', '.join(siblings)}" if siblings else ""
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[BaseModel] | None:
     """The config class in an annotation such as `Section | None`; None for other types."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    found = [_section(a) for a in get_args(annotation)]
+    found = [section_of(a) for a in get_args(annotation)]
     return next((s for s in found if s is not None), None)

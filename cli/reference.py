@@ -1,0 +1,179 @@
+"""The command line and the settings as text: usage lines, docs/cli.md, docs/presets.md."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from .main import app
+
+_CLI_HEADER = """\
+# Command line
+
+Written by `pytest tests/cli/test_surface.py --update-golden`; do not edit.
+
+- stdout is data, stderr is talk. `--json` prints one JSON document, `-q` only the id or path.
+  `NO_COLOR` and a stdout that is no terminal turn colours and bars off.
+- Exit codes: 0 done · 1 the run failed · 2 usage or config wrong, nothing started · 3 something is
+  missing and the fix is printed · 4 `--fail-under` not met · 130 interrupted.
+- Nothing is overwritten unless an option says so. `--dry-run` writes and starts nothing.
+- `KEY=VALUE` arguments override a preset; values are YAML: `optim.lr=1e-5`,
+  `'env.tasks=[reach-v3, push-v3]'`, `log.wandb=null`.
+- `vlarl --debug ...` shows the traceback behind an error message.
+- Environment variables: `VLARL_HOME` (cached checkpoints, default `~/.cache/vlarl`), `VLARL_RUNS`
+  (run directories, default `./runs`). `vlarl doctor` lists all that matter.
+"""
+
+_PRESETS_HEADER = """\
+# Presets and settings
+
+Written by `pytest tests/cli/test_surface.py --update-golden`; do not edit.
+
+A preset is a short YAML file: what differs from the defaults below. Its first comment line says
+what it is. `vlarl presets copy NAME mine.yaml` gives you one to edit; `--preset` takes a name or a
+`.yaml` file.
+
+- `extends: [base/x, ./mine.yaml]` builds on shipped presets by name and on files by path, relative
+  to the file that says so. Sections merge key by key, later ones over earlier ones, the preset's
+  own keys last, then `KEY=VALUE` arguments.
+- Lists replace lists. A section whose `name` changes is replaced as a whole.
+- There are no variables, expressions or anchors. Unknown keys and keys written twice are errors;
+  all errors are reported at once.
+- `vlarl config show --preset NAME --sources` prints every setting and where it was set.
+"""
+
+
+def surface() -> str:
+    """One usage line per command, in the order of `vlarl --help`."""
+    return "".join(f"{_usage(path, command)}\n" for path, command in _commands())
+
+
+def cli_markdown() -> str:
+    """docs/cli.md."""
+    return "\n".join([_CLI_HEADER, *(_section(path, command) for path, command in _commands())])
+
+
+def presets_markdown() -> str:
+    """docs/presets.md: the shipped presets, then every setting. Imports every plug-in."""
+    from vlarl import registry
+    from vlarl.config import presets, schema
+    from vlarl.config.explain import section_of
+
+    parts = [_PRESETS_HEADER, "## Shipped presets\n"]
+    parts += [
+        f"### {name}\n\n```yaml\n{presets.read(name).rstrip()}\n```\n"
+        for name in presets.all_names()
+    ]
+    parts += ["## Settings\n", _settings("Run", "", schema.RunConfig)]
+    for key, field in schema.RunConfig.model_fields.items():
+        if key in registry.KINDS:
+            for name in registry.names(key):
+                config = registry.module(key, name).Config
+                parts.append(_settings(f"`{key}`, name: {name}", f"{key}.", config))
+        elif section := section_of(field.annotation):
+            parts.append(_settings(f"`{key}`", f"{key}.", section))
+    return "\n".join(parts)
+
+
+def _commands() -> Iterator[tuple[str, Any]]:
+    """(words, command) of every command, groups and root included, parents first."""
+
+    def walk(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+        yield path, command
+        children = getattr(command, "commands", {})
+        for name in command.list_commands(None) if children else ():
+            yield from walk(f"{path} {name}", children[name])
+
+    return walk("vlarl", typer.main.get_command(app))
+
+
+def _usage(path: str, command: Any) -> str:
+    """`vlarl presets copy NAME [FILE] [--json] [--quiet]`."""
+    pieces = []
+    for param in command.params:
+        words = _words(param)
+        optional = not param.required and not words.startswith("[")
+        pieces.append(f"[{words}]" if optional else words)
+    return " ".join([path, *pieces])
+
+
+def _words(param: Any) -> str:
+    """`--nproc N|auto`, `--json`, `NAME`."""
+    name = _name(param)
+    if not name.startswith("-"):
+        return param.metavar or name.upper()
+    if param.is_flag:
+        return "|".join([name, *param.secondary_opts])
+    return f"{name} {param.metavar or param.name.upper()}"
+
+
+def _name(param: Any) -> str:
+    """The longest spelling of an option, the name of an argument."""
+    return str(max(param.opts, key=len))
+
+
+def _section(path: str, command: Any) -> str:
+    lines = [f"## {path}", "", command.help.strip()]
+    if not hasattr(command, "commands"):
+        lines += ["", "```", *_wrap(_usage(path, command)), "```"]
+    if command.params:
+        lines += ["", "| | | default |", "|---|---|---|", *map(_option_row, command.params)]
+    if command.epilog:
+        examples = command.epilog.replace(r"\[", "[").split("\n\n")[1:]
+        lines += ["", "```", *examples, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _wrap(usage: str) -> list[str]:
+    """Lines of a usage text, cut only between options."""
+    glued = re.sub(r"\[[^]]*]", lambda option: option[0].replace(" ", "\0"), usage)
+    lines = textwrap.wrap(
+        glued, 96, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+    )
+    return [line.replace("\0", " ") for line in lines]
+
+
+def _option_row(param: Any) -> str:
+    names = "`, `".join([_words(param), *(o for o in param.opts if o != _name(param))])
+    value = getattr(param.default, "value", param.default)
+    shown = "" if value in (None, False) or callable(value) else f"`{value}`"
+    return _row(f"`{names}`", param.help, "required" if param.required else shown)
+
+
+def _settings(title: str, prefix: str, section: Any) -> str:
+    head = [f"### {title}", "", inspect.cleandoc(section.__doc__), ""]
+    table = ["| key | | default |", "|---|---|---|", *_setting_rows(prefix, section)]
+    return "\n".join(head + table) + "\n"
+
+
+def _setting_rows(prefix: str, section: Any) -> list[str]:
+    from vlarl import registry
+    from vlarl.config.explain import section_of
+
+    rows = []
+    for key, field in section.model_fields.items():
+        inner = section_of(field.annotation)
+        if key in registry.KINDS or (inner and isinstance(field.default, inner)):
+            continue  # has a table of its own
+        rows.append(_row(f"`{prefix}{key}`", field.description, _setting_default(field)))
+        if inner:  # a section that is off unless its keys are set
+            rows += _setting_rows(f"{prefix}{key}.", inner)
+    return rows
+
+
+def _setting_default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    default = list(field.default) if isinstance(field.default, tuple) else field.default
+    return f"`{json.dumps(default)}`"
+
+
+def _row(*cells: str | None) -> str:
+    texts = (" ".join((cell or "").split()).replace("|", r"\|") for cell in cells)
+    return f"| {' | '.join(texts)} |"

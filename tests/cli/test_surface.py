@@ -1,0 +1,62 @@
+"""The surface of the command line is golden, its page is generated, and its examples run."""
+
+import shlex
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from vlarl_cli.main import app
+from vlarl_cli.reference import cli_markdown, presets_markdown, surface
+
+RUN = CliRunner()
+
+
+def _examples(command):
+    if command.epilog:
+        for line in command.epilog.replace(r"\[", "[").split("\n\n")[1:]:
+            yield line.removeprefix("$ ")
+    for child in getattr(command, "commands", {}).values():
+        yield from _examples(child)
+
+
+EXAMPLES = list(_examples(typer.main.get_command(app)))
+
+
+def test_surface(check_golden):
+    check_golden("cli_surface.txt", surface())
+
+
+def test_page_of_the_command_line(check_golden):
+    check_golden("../../docs/cli.md", cli_markdown())
+
+
+def test_page_of_the_presets(check_golden):
+    check_golden("../../docs/presets.md", presets_markdown())
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) >= 8
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_examples_use_options_that_exist(line):
+    """Every word of an example is known to the parser of its command."""
+    words = shlex.split(line.partition(" > ")[0].partition(" | ")[0])
+    assert words[0] == "vlarl"
+    command = typer.main.get_command(app)
+    rest = words[1:]
+    while hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    command.make_context("vlarl", rest)
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in EXAMPLES if line.split()[1:2][0] in ("presets", "config")]
+)
+def test_examples_of_presets_and_config_run(line, tmp_path, monkeypatch):
+    if "runs/" in line:
+        pytest.skip("needs two runs; test_config compares runs")
+    monkeypatch.chdir(tmp_path)
+    done = RUN.invoke(app, shlex.split(line.partition(" > ")[0])[1:])
+    assert done.exit_code == 0, done.stderr

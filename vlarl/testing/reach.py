@@ -57,6 +57,7 @@ class ReachEnv:
         self.spec = spec(cfg)
         self.num_slots = num_slots
         self._chunk = cfg.chunk
+        self._max_steps = cfg.max_steps
         self._device = torch.device(device)
         self._hand = torch.zeros(num_slots, 2, device=self._device)
         self._goal = torch.zeros(num_slots, 2, device=self._device)
@@ -116,7 +117,7 @@ class ReachEnv:
             step = step + (~parked).long()
             clipped += (moves & (within != action[:, c]).any(dim=1)).int()
             terminated[:, c] = moves & ((hand - goal).norm(dim=1) < _RADIUS)
-            out_of_time = step >= self.spec.max_steps
+            out_of_time = step >= self._max_steps
             truncated[:, c] = ~parked & ~terminated[:, c] & (out_of_time | bad)
             reward[:, c] = terminated[:, c].float()
             diverged |= bad

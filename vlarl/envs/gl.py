@@ -7,7 +7,6 @@ numbering has nothing to do with ranks or CUDA ordinals.
 
 from __future__ import annotations
 
-import ctypes
 import ctypes.util
 import json
 import os
@@ -16,14 +15,14 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from vlarl.envs import egl_probe
 from vlarl.errors import DeviceMissing
 
 FIX = "apt-get install -y libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri"
 """Debian and Ubuntu packages that give MuJoCo an EGL software driver."""
 
 _OFF = ("disable", "disabled", "off", "false", "0")
-_EGL_PLATFORM_DEVICE_EXT = 0x313F
-_MAX_DEVICES = 32
+_PROBE_S = 60
 _SELFTEST_S = 120
 
 _SELFTEST_XML = """
@@ -41,8 +40,8 @@ _SELFTEST_XML = """
 def choose_backend() -> tuple[str, str]:
     """Set MUJOCO_GL if it is not set, and return (backend, reason).
 
-    Call before the first `import mujoco` of the process. Raises DeviceMissing, with the command
-    that installs a driver, when there is none.
+    Call before the first `import mujoco` of the process; processes it starts inherit the choice.
+    Raises DeviceMissing, with the command that installs a driver, when there is none.
     """
     given = os.environ.get("MUJOCO_GL", "").strip().lower()
     if given in _OFF:
@@ -124,32 +123,20 @@ def selftest() -> SelfTest:
 def _egl_problem() -> str | None:
     """Why EGL cannot render off screen, None when it can.
 
-    Asks the library directly: importing mujoco to find out would fix the choice for the process.
+    Asked in a process of its own: it may crash, and a trainer has no use for a loaded GL driver.
     """
     try:
-        egl = ctypes.CDLL("libEGL.so.1")
-    except OSError:
-        return "libEGL.so.1 is not installed"
-    lookup = egl.eglGetProcAddress
-    lookup.restype, lookup.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    query_at, display_at = lookup(b"eglQueryDevicesEXT"), lookup(b"eglGetPlatformDisplayEXT")
-    if not query_at or not display_at:
-        return "libEGL lacks the device extension"
-    pointer = ctypes.c_void_p
-    query = ctypes.CFUNCTYPE(
-        ctypes.c_uint, ctypes.c_int, ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_int)
-    )(query_at)
-    display_of = ctypes.CFUNCTYPE(pointer, ctypes.c_uint, pointer, pointer)(display_at)
-    initialize = egl.eglInitialize
-    initialize.restype, initialize.argtypes = ctypes.c_uint, [pointer, pointer, pointer]
-    devices, count = (pointer * _MAX_DEVICES)(), ctypes.c_int()
-    if not query(_MAX_DEVICES, devices, ctypes.byref(count)) or not count.value:
-        return "EGL finds no device (is its Mesa vendor library installed?)"
-    for device in devices[: count.value]:
-        display = display_of(_EGL_PLATFORM_DEVICE_EXT, device, None)
-        if display and initialize(display, None, None):
-            return None
-    return f"none of {count.value} EGL devices initialises"
+        done = subprocess.run(
+            [sys.executable, "-I", egl_probe.__file__],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"asking EGL for a device took more than {_PROBE_S} s"
+    if done.returncode != 0:
+        return f"asking EGL for a device crashed (exit status {done.returncode})"
+    return done.stdout.strip() or None
 
 
 def _render_test_frame() -> SelfTest:

@@ -10,8 +10,8 @@ from vlarl.testing import reach, token_policy
 ENV, POLICY = reach.Config(), token_policy.Config()
 
 
-def play(plan, *, slots=3, temperature=1.0, seed=0, record=False, **other):
-    env = reach.make(ENV, num_slots=slots, record=record)
+def play(plan, *, slots=3, temperature=1.0, seed=0, **other):
+    env = reach.make(ENV, num_slots=slots)
     policy = token_policy.load(POLICY, device="cpu", needs_value=False)
     return evaluate(env, policy, plan, temperature=temperature, seed=seed, **other)
 
@@ -82,7 +82,7 @@ def test_stopping_leaves_the_rest_named(plan):
 def test_frames_reach_the_callback_for_recorded_episodes_only():
     plan = eval_plan(reach.trials(ENV, "eval"), record=2)
     seen = []
-    play(plan, record=True, on_frames=seen.append)
+    play(plan, on_frames=seen.append)
     assert sorted(o.episode.index for o in seen) == [e.index for e in plan if e.record]
     assert all(o.frames.dtype == torch.uint8 and len(o.frames) > 1 for o in seen)
 
@@ -114,7 +114,7 @@ def test_protocol_says_what_matters(plan):
     assert found["sampling"] == {"temperature": 1.6, "seed": 3}
     assert found["env"]["horizon"] == ENV.max_steps
     assert found["policy"]["chunk"] == 8
-    assert found["trials"] == {"env": "reach", "numbered_by": ""}
+    assert found["trials"] == {"env": "reach", "numbered_by": reach.spec(ENV).trials}
     assert found["plan"] == {"split": "eval", "start_from_training_trial": 0}
     assert {"vlarl", "python", "torch", "transformers", "metaworld", "mujoco", "gymnasium"} <= set(
         found["versions"]

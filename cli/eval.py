@@ -1,0 +1,299 @@
+"""`vlarl eval`: measure a policy on an explicit plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import DryRunOpt, JsonOpt, NprocOpt, OverridesArg, QuietOpt, complete_preset
+from .output import Output, format_table
+
+if TYPE_CHECKING:
+    from vlarl.eval_job import EvalJob, Prepared
+    from vlarl.eval_setup import Subject
+    from vlarl.proportions import Interval, Rate
+    from vlarl.results import EvalResult
+
+EXAMPLES = (
+    "vlarl eval runs/tiny_metaworld_grpo",
+    "vlarl eval tiny-oft-metaworld --suite mt50 --episodes 2 --temperature 0",
+    "vlarl eval tiny-oft-metaworld --preset tiny_metaworld_grpo --fail-under 0.3 --json",
+)
+
+NOT_MET = 4
+INTERRUPTED = 130
+
+
+class Split(str, Enum):
+    """Which trials."""
+
+    eval = "eval"
+    train = "train"
+
+
+class Videos(str, Enum):
+    """Which episodes become videos."""
+
+    none = "none"
+    failures = "failures"
+    all = "all"
+
+
+def evaluate(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CHECKPOINT|RUN]",
+            help="An asset's name, a checkpoint folder, or a run directory (its latest "
+            "checkpoint). Left out, the preset's checkpoint.",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: OverridesArg = None,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SUITE",
+            help="A suite, or the name of one task. Left out, what the run or preset plays.",
+            rich_help_panel="Config",
+        ),
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Only these tasks of the suite, by name or position.",
+            rich_help_panel="Config",
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Take env and policy settings from a preset.",
+            autocompletion=complete_preset,
+            rich_help_panel="Config",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            metavar="T",
+            help="Sampling temperature, 0 = greedy. Left out, the run's or preset's, else 0.",
+            rich_help_panel="Config",
+        ),
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Trials per task; all of them if left out.",
+            rich_help_panel="Config",
+        ),
+    ] = None,
+    split: Annotated[
+        Split, typer.Option(help="Held-out or training trials.", rich_help_panel="Config")
+    ] = Split.eval,
+    repeats: Annotated[
+        int, typer.Option(metavar="R", help="Episodes per trial.", rich_help_panel="Config")
+    ] = 1,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Root of the sampling noise.", rich_help_panel="Config"),
+    ] = None,
+    num_slots: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Episodes played at once on each rank; same as env.num_slots=N.",
+            rich_help_panel="Launch",
+        ),
+    ] = None,
+    nproc: NprocOpt = "1",
+    video: Annotated[
+        Videos,
+        typer.Option(help="Write episodes as MP4 next to the result.", rich_help_panel="Output"),
+    ] = Videos.none,
+    fail_under: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P",
+            min=0.0,
+            max=1.0,
+            help="Exit with code 4 when the success rate is below P (0 to 1).",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Result file. Left out, RUN/eval/... or results/CHECKPOINT_SUITE_TIME.json.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace FILE.", rich_help_panel="Output")
+    ] = False,
+    dry_run: DryRunOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Play every (task, trial) of a plan exactly once and report success with 95 % intervals."""
+    from .eval_launch import command, number_of_ranks, play_here, play_on_ranks, work_dir
+    from .progress import Progress
+
+    output = Output(json=json, quiet=quiet)
+    asked = Asked(
+        checkpoint=checkpoint,
+        overrides=tuple(overrides or ()),
+        suite=suite,
+        tasks=tasks,
+        preset=preset,
+        flags={
+            "temperature": temperature,
+            "episodes": episodes,
+            "split": split.value,
+            "repeats": repeats,
+            "seed": seed,
+            "video": video.value,
+            "overwrite": overwrite,
+        },
+        num_slots=num_slots,
+        out=out,
+    )
+    ranks = number_of_ranks(nproc)
+    prepared, subject = _prepare(asked)
+    job = prepared.job
+    output.hint(_intent(prepared, subject, ranks))
+    if dry_run:
+        line = " ".join(command(work_dir(job), ranks)) if ranks > 1 else "(in this process)"
+        found = {"out": job.out, "episodes": len(prepared.plan), "job": job.model_dump(mode="json")}
+        output.result(found, text=f"would play {len(prepared.plan)} episodes {line}", ident=job.out)
+        return
+    progress = Progress(len(prepared.plan), quiet=quiet)
+    result = (
+        play_here(prepared, progress) if ranks == 1 else play_on_ranks(prepared, ranks, progress)
+    )
+    _finish(output, job, result, fail_under, saved=ranks > 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The words of the command line. flags: EvalJob fields; None where not given."""
+
+    checkpoint: str | None
+    overrides: tuple[str, ...]
+    suite: str | None
+    tasks: str | None
+    preset: str | None
+    flags: Mapping[str, Any]
+    num_slots: int | None
+    out: Path | None
+
+
+def _prepare(asked: Asked) -> tuple[Prepared, Subject]:
+    """Everything that can be checked without weights or simulators."""
+    from vlarl.eval_job import prepare
+    from vlarl.eval_setup import Wanted, set_up
+
+    checkpoint, overrides = asked.checkpoint, asked.overrides
+    if checkpoint is not None and "=" in checkpoint and not Path(checkpoint).exists():
+        checkpoint, overrides = None, (checkpoint, *overrides)
+    slots = () if asked.num_slots is None else (f"env.num_slots={asked.num_slots}",)
+    job, subject = set_up(
+        Wanted(
+            checkpoint=checkpoint,
+            preset=asked.preset,
+            suite=asked.suite,
+            tasks=tuple(t.strip() for t in asked.tasks.split(",")) if asked.tasks else (),
+            overrides=(*overrides, *slots),
+            fields={k: v for k, v in asked.flags.items() if v is not None},
+        ),
+        out=lambda subject, env: asked.out or _default_out(subject, asked.suite or env),
+    )
+    return prepare(job), subject
+
+
+def _default_out(subject: Subject, suite: str) -> Path:
+    """A new file name, in the run directory when there is one."""
+    now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    name = re.sub(r"[^\w.-]+", "_", f"{subject.name}_{suite}_{now}")
+    folder = Path("results") if subject.run is None else subject.run.eval
+    return folder / f"{name}.json"
+
+
+def _intent(prepared: Prepared, subject: Subject, ranks: int) -> str:
+    job = prepared.job
+    tasks = len({e.task for e in prepared.plan})
+    where = f" on {ranks} ranks" if ranks > 1 else ""
+    return (
+        f"{subject.checkpoint} in {job.env.name}: {tasks} tasks, {len(prepared.plan)} episodes, "
+        f"temperature {job.temperature:g}, seed {job.seed}{where} -> {job.out}"
+    )
+
+
+def _finish(
+    output: Output, job: EvalJob, result: EvalResult, fail_under: float | None, *, saved: bool
+) -> None:
+    """Save unless that is done, show, and leave with the right code."""
+    from vlarl.eval_job import save
+    from vlarl.results import name_some
+
+    if not result.episodes:
+        output.warn("interrupted before an episode was finished; nothing was written")
+        raise typer.Exit(INTERRUPTED)
+    path = save(job, result) if not saved else job.out if result.is_complete else job.partial_out
+    output.result(result.document(), text=format_result(result), ident=path)
+    shared = result.protocol["plan"]["start_from_training_trial"]
+    output.hint(f"{shared} of {len(result.plan)} episodes start from a training trial")
+    output.hint(f"wrote {path}")
+    if not result.is_complete:
+        output.warn(f"interrupted; {len(result.missing)} missing: {name_some(result.missing)}")
+        raise typer.Exit(INTERRUPTED)
+    if fail_under is not None and result.total.value < fail_under:
+        output.warn(f"success {result.total.value:.1%} is below --fail-under {fail_under:.1%}")
+        raise typer.Exit(NOT_MET)
+
+
+def format_result(result: EvalResult) -> str:
+    """Success of every task, of groups of tasks, and in total."""
+    rows = [_rate_row(task, rate) for task, rate in result.by_task.items()]
+    mean = result.mean_of_groups
+    if mean is not None:
+        rows += [_rate_row(f"[{name}]", rate) for name, rate in result.by_group.items()]
+        groups = len(result.by_group)
+        rows.append(
+            {
+                "task": f"mean of {groups} groups",
+                "k/n": "",
+                "success": _percent(mean[0]),
+                "95% interval": _range(mean[1]),
+            }
+        )
+    rows.append(_rate_row("all episodes", result.total))
+    return format_table(rows)
+
+
+def _rate_row(name: str, rate: Rate) -> dict[str, object]:
+    return {
+        "task": name,
+        "k/n": f"{rate.k}/{rate.n}",
+        "success": _percent(rate.value),
+        "95% interval": _range(rate.interval),
+    }
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:5.1f} %"
+
+
+def _range(interval: Interval) -> str:
+    return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"

@@ -1,0 +1,314 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vlarl.results import EpisodeKey, load
+from vlarl.testing.token_policy import TokenConfig, TokenPolicy
+from vlarl.testing.toy import write
+from vlarl_cli.main import app
+
+PLUGINS = Path(__file__).parent / "plugins"
+
+
+@pytest.fixture
+def checkpoint(tmp_path, monkeypatch):
+    """A toy checkpoint in a fresh working directory; the toy plug-ins can be found."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    folder = tmp_path / "toy"
+    write(folder, TokenPolicy(TokenConfig(seed=3)).module.state_dict())
+    (folder / "config.json").write_text('{"model_type": "toy"}')
+    return folder
+
+
+def vlarl(*args):
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def result_of(*args, code=0):
+    done = vlarl("eval", *args)
+    assert done.exit_code == code, done.output
+    return done
+
+
+def error_of(*args, code=2):
+    done = vlarl("eval", *args)
+    assert done.exit_code == code, done.output
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_every_trial_of_the_suite_is_played_once(checkpoint):
+    done = result_of("./toy", "--suite", "toy_both", "--out", "r.json")
+    found = load(Path("r.json"))
+    assert found.plan == tuple(
+        EpisodeKey(task, trial, 0)
+        for task in ("reach-left", "reach-right")
+        for trial in range(1, 16, 2)
+    )
+    assert found.is_complete
+    for word in ("reach-left", "mean of 2 groups", "all episodes", f"{found.total.k}/16"):
+        assert word in done.stdout
+    assert "0 of 16 episodes start from a training trial" in done.stderr
+
+
+def test_the_stamp_says_how_it_was_measured(checkpoint):
+    result_of("toy", "--suite", "toy_both", "--temperature", "1.5", "--seed", 4, "--out", "r.json")
+    protocol = load(Path("r.json")).protocol
+    assert protocol["sampling"] == {"temperature": 1.5, "seed": 4}
+    assert protocol["trials"] == {"env": "toy_env", "numbered_by": "v1"}
+    assert protocol["env"]["suite"] == "toy_both"
+    assert len(protocol["checkpoint"]["sha256"]) == 64
+    assert protocol["precision"] == {"weights": "float32", "compute": "float32"}
+
+
+def test_slots_and_ranks_do_not_change_outcomes(checkpoint):
+    common = ("toy", "--suite", "toy_both", "--temperature", 1, "--repeats", 2)
+    result_of(*common, "--num-slots", 3, "--out", "three.json")
+    result_of(*common, "--num-slots", 7, "--out", "seven.json")
+    assert load(Path("three.json")).episodes == load(Path("seven.json")).episodes
+
+
+@pytest.mark.dist
+def test_three_ranks_give_the_same_outcomes(checkpoint, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
+    common = ("toy", "--suite", "toy_both", "--temperature", 1, "--episodes", 5)
+    result_of(*common, "--out", "one.json")
+    done = result_of(*common, "--nproc", 3, "--out", "three.json")
+    one, three = load(Path("one.json")), load(Path("three.json"))
+    assert one.episodes == three.episodes
+    assert three.protocol["compute"]["num_ranks"] == 3
+    assert "10/10 episodes" in done.stderr
+    assert sorted(p.name for p in Path().iterdir()) == ["one.json", "three.json", "toy"]
+
+
+@pytest.mark.dist
+def test_an_error_of_a_rank_is_the_command_s_error(checkpoint, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
+    (checkpoint / "model.safetensors").unlink()
+    words = error_of("toy", "--suite", "toy_both", "--nproc", 2, "--out", "r.json", code=3)
+    assert "rank" in words
+    assert "model.safetensors" in words
+    assert not Path("r.json").exists()
+
+
+def test_json_is_the_file(checkpoint):
+    done = result_of("toy", "--suite", "toy_left", "--out", "r.json", "--json")
+    assert json.loads(done.stdout) == json.loads(Path("r.json").read_text())
+
+
+def test_quiet_is_the_path(checkpoint):
+    done = result_of("toy", "--suite", "toy_left", "-q")
+    (path,) = Path("results").glob("toy_toy_left_*.json")
+    assert done.stdout == f"{path}\n"
+    assert done.stderr == ""
+
+
+def test_tasks_by_name_and_by_position(checkpoint):
+    result_of("toy", "--suite", "toy_both", "--tasks", "1", "--out", "a.json")
+    result_of("toy", "--suite", "toy_both", "--tasks", "reach-right", "--out", "b.json")
+    a, b = load(Path("a.json")), load(Path("b.json"))
+    assert a.plan == b.plan
+    assert set(a.by_task) == {"reach-right"}
+
+
+def test_training_trials_are_counted_as_such(checkpoint):
+    done = result_of("toy", "--suite", "toy_left", "--split", "train", "--out", "r.json")
+    assert "8 of 8 episodes start from a training trial" in done.stderr
+
+
+def test_fail_under_exits_with_4(checkpoint):
+    common = ("toy", "--suite", "toy_left")
+    result_of(*common, "--out", "a.json", "--fail-under", 0.0)
+    total = load(Path("a.json")).total
+    assert total.value < 1
+    done = result_of(*common, "--out", "b.json", "--fail-under", 1.0, code=4)
+    assert "below --fail-under" in done.stderr
+    assert load(Path("b.json")).total == total
+
+
+def test_dry_run_writes_nothing(checkpoint):
+    done = result_of("toy", "--suite", "toy_both", "--nproc", 2, "--dry-run")
+    assert "would play 16 episodes" in done.stdout
+    assert "torch.distributed.run" in done.stdout
+    assert [p.name for p in Path().iterdir()] == ["toy"]
+
+
+def test_videos_of_failures_only(checkpoint):
+    result_of("toy", "--suite", "toy_both", "--video", "failures", "--out", "r.json")
+    found = load(Path("r.json"))
+    failures = [e for e in found.episodes if not e.success]
+    assert failures
+    names = sorted(p.name for p in Path("r").iterdir())
+    assert len(names) == len(failures)
+    assert all(name.endswith("_failure.mp4") for name in names)
+
+
+def test_a_run_brings_its_settings_and_gets_the_result(checkpoint):
+    step = Path("runs/r/ckpt/step_000007")
+    step.mkdir(parents=True)
+    (step / "manifest.json").write_text("{}")
+    checkpoint.rename(step / "policy")
+    config = {
+        "name": "r",
+        "seed": 5,
+        "env": {"name": "toy_env", "suite": "toy_left", "max_steps": 9},
+        "policy": {"name": "toy_policy", "checkpoint": "random", "hidden": 64},
+        "rollout": {"temperature": 1.25},
+        "eval": {"temperature": None},
+        "compute": {"shard": "fsdp2"},
+    }
+    Path("runs/r/config.json").write_text(json.dumps({"config": config, "sources": {}}))
+    done = result_of("runs/r", "-q")
+    found = load(Path(done.stdout.strip()))
+    assert Path(done.stdout).parent == Path("runs/r/eval")
+    assert "r_step_000007" in done.stdout
+    assert found.protocol["sampling"] == {"temperature": 1.25, "seed": 5}
+    assert found.protocol["env"]["max_steps"] == 9
+    assert set(found.by_task) == {"reach-left"}
+    other = result_of("runs/r", "--suite", "toy_both", "env.max_steps=4", "--temperature", 0, "-q")
+    changed = load(Path(other.stdout.strip()))
+    assert changed.protocol["env"]["max_steps"] == 4
+    assert len(changed.by_task) == 2
+
+
+def test_a_run_without_a_checkpoint_says_so(checkpoint):
+    Path("runs/r/ckpt").mkdir(parents=True)
+    Path("runs/r/config.json").write_text("{}")
+    assert "no complete checkpoint yet" in error_of("runs/r")
+
+
+def test_unknown_suite_has_a_suggestion(checkpoint):
+    assert "did you mean 'toy_left'" in error_of("toy", "--suite", "toy_lef")
+
+
+def test_unknown_task_has_a_suggestion(checkpoint):
+    words = error_of("toy", "--suite", "toy_both", "--tasks", "reach-lft,7")
+    assert "did you mean 'reach-left'" in words
+    assert "7 is not a position; the suite has 2" in words
+
+
+def test_more_episodes_than_trials(checkpoint):
+    words = error_of("toy", "--suite", "toy_both", "--episodes", 9)
+    assert "8 evaluation trials but 9 were asked for" in words
+
+
+def test_a_result_file_is_not_overwritten_unless_asked(checkpoint):
+    Path("r.json").write_text("mine")
+    common = ("toy", "--suite", "toy_left", "--out", "r.json")
+    assert "not overwritten" in error_of(*common)
+    assert "not overwritten" in error_of(*common, "--dry-run")
+    assert Path("r.json").read_text() == "mine"
+    result_of(*common, "--overwrite")
+    assert load(Path("r.json")).is_complete
+
+
+def test_an_output_folder_that_cannot_be(checkpoint):
+    words = error_of("toy", "--suite", "toy_left", "--out", "toy/config.json/r.json")
+    assert "config.json is a file" in words
+
+
+def test_no_such_checkpoint(checkpoint):
+    words = error_of("toyy", "--suite", "toy_left", code=3)
+    assert "toyy" in words
+
+
+def test_a_folder_that_is_no_checkpoint(checkpoint):
+    Path("empty").mkdir()
+    assert "not a checkpoint of a known policy" in error_of("./empty", "--suite", "toy_left")
+
+
+def test_a_checkpoint_without_weights(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    words = error_of("toy", "--suite", "toy_left", code=3)
+    assert "model.safetensors" in words
+    assert not Path("results").exists()
+
+
+def test_spec_mismatch_comes_before_the_weights(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    words = error_of("toy", "--suite", "toy_left", "policy.dims=3")
+    assert "emits 3 numbers per action but env 'toy_env' takes 2" in words
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("env.max_stepz=3",), "env.max_stepz: unknown key; did you mean 'env.max_steps'"),
+        (("--temperature", "-1"), "temperature"),
+        (("--episodes", "0"), "episodes"),
+        (("--repeats", "0"), "repeats"),
+        (("--num-slots", "0"), "env.num_slots"),
+        (("--nproc", "two"), "--nproc: expected a number"),
+        (("policy.checkpoint=other",), "first argument"),
+        (("nonsense",), "expected KEY=VALUE"),
+    ],
+)
+def test_wrong_values_name_their_key(checkpoint, args, words):
+    assert words in error_of("toy", "--suite", "toy_left", *args)
+
+
+def test_what_to_evaluate_must_be_named(checkpoint):
+    assert "name what to evaluate" in error_of("--suite", "toy_left")
+    assert "--suite is needed" in error_of("./toy")
+
+
+@pytest.mark.slow
+def test_an_interrupted_evaluation_keeps_what_it_has(checkpoint):
+    line = "toy --suite toy_both --repeats 1000 --out r.json"
+    code = "from vlarl_cli.main import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "eval", *line.split(), "--num-slots", "4"],
+        env=os.environ | {"PYTHONPATH": str(PLUGINS)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for text in process.stderr:
+        if text.startswith("1"):  # the first tenth is done
+            break
+    process.send_signal(signal.SIGINT)
+    _, words = process.communicate(timeout=60)
+    assert process.returncode == 130, words
+    assert "interrupted" in words
+    partial = load(Path("r.partial.json"))
+    assert not partial.is_complete
+    assert len(partial.episodes) >= 1600
+    assert not Path("r.json").exists()
+
+
+def test_compare_pairs_two_files(checkpoint):
+    common = ("toy", "--suite", "toy_both")
+    result_of(*common, "--out", "a.json")
+    result_of(*common, "--out", "b.json", "--temperature", 2.0)
+    done = vlarl("compare", "a.json", "b.json")
+    assert done.exit_code == 0, done.output
+    a, b = load(Path("a.json")).total, load(Path("b.json")).total
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("all pairs")
+    assert f"{a.k}/16" in last
+    assert f"{100 * (b.value - a.value):+.1f} points" in last
+    assert "sampling.temperature: 0.0 | 2.0" in done.stderr
+    document = json.loads(vlarl("compare", "a.json", "b.json", "--json").stdout)
+    assert document["pairs"] == 16
+    assert document["difference"] == pytest.approx(b.value - a.value)
+    same = vlarl("compare", "a.json", "a.json", "-q")
+    assert same.stdout == "+0.0000\n"
+    assert same.stderr == ""
+
+
+def test_compare_of_different_plans_says_why(checkpoint):
+    result_of("toy", "--suite", "toy_left", "--out", "a.json")
+    result_of("toy", "--suite", "toy_left", "--split", "train", "--out", "b.json")
+    done = vlarl("compare", "a.json", "b.json")
+    assert done.exit_code == 2
+    assert "no episode in common" in done.stderr
+    assert done.stdout == ""

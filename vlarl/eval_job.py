@@ -1,0 +1,232 @@
+"""One evaluation as data, and the way from there to its result."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Annotated, Any, Generic, Literal, cast
+
+from pydantic import Field
+
+from vlarl import registry
+from vlarl.assets import store
+from vlarl.config.explain import validate
+from vlarl.config.schema import (
+    Bool,
+    ComputeSection,
+    EnvSection,
+    EnvT,
+    Int,
+    PolicySection,
+    PolicyT,
+    Section,
+)
+from vlarl.distributed.shard import autocast
+from vlarl.distributed.world import World
+from vlarl.episode import Episode
+from vlarl.errors import SpecMismatch
+from vlarl.evaluate import evaluate, make_protocol
+from vlarl.results import EvalResult, check_writable
+from vlarl.rollout.plan import Trials, eval_plan
+from vlarl.rollout.play import Outcome
+from vlarl.specs import EnvSpec, PolicySpec, match
+from vlarl.video import Clip, write_grid
+
+
+class EvalJob(Section, Generic[EnvT, PolicyT]):
+    """Everything an evaluation is made of."""
+
+    env: EnvT
+    policy: PolicyT
+    compute: ComputeSection = ComputeSection()
+    split: Literal["eval", "train"] = "eval"
+    """Held-out trials or training trials."""
+    episodes: Annotated[Int, Field(ge=1)] | None = None
+    """Trials per task; none means all of them."""
+    repeats: Annotated[Int, Field(ge=1)] = 1
+    """Episodes per trial; more than one only tells something when sampling."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """Sampling temperature, 0 = greedy."""
+    seed: Annotated[Int, Field(ge=0)] = 0
+    """Root of the sampling noise."""
+    stages: Annotated[Int, Field(ge=1)] = 2
+    """Groups of slots that take turns; changes speed, not results."""
+    video: Literal["none", "failures", "all"] = "none"
+    """Episodes to write as MP4, next to the result file."""
+    out: Path
+    """The result file."""
+    overwrite: Bool = False
+    """Replace the result file if it exists."""
+
+    @property
+    def partial_out(self) -> Path:
+        """Where an interrupted evaluation leaves what it has."""
+        return self.out.with_suffix(".partial.json")
+
+    @property
+    def video_dir(self) -> Path:
+        """Folder of the videos."""
+        return self.out.with_suffix("")
+
+
+def build_job(values: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> EvalJob:
+    """The validated job. values: nested plain values with env.name and policy.name.
+
+    Raises ConfigError with every problem, one a line.
+    """
+    env = registry.module("env", values["env"]["name"]).Config
+    policy = registry.module("policy", values["policy"]["name"]).Config
+    model = cast("type[EvalJob]", EvalJob.__class_getitem__((env, policy)))
+    return validate(model, values, sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job that was found to fit together. Nothing heavy is loaded yet.
+
+    plan: all episodes. groups: name -> tasks, for averages. train_trials: those of the env.
+    """
+
+    job: EvalJob[EnvSection, PolicySection]
+    env_module: ModuleType
+    policy_module: ModuleType
+    env_spec: EnvSpec
+    policy_spec: PolicySpec
+    plan: tuple[Episode, ...]
+    train_trials: Trials
+    groups: Mapping[str, Sequence[str]]
+
+
+def prepare(job: EvalJob) -> Prepared:
+    """Look everything up, without loading weights or starting a simulator.
+
+    Raises:
+        SpecMismatch: policy and env disagree; every reason is listed.
+        ConfigError: unknown tasks, fewer trials than asked for, or the result file is taken.
+    """
+    check_writable(job.out, overwrite=job.overwrite)
+    env_module = registry.module("env", job.env.name)
+    policy_module = registry.module("policy", job.policy.name)
+    env_spec, policy_spec = env_module.spec(job.env), policy_module.spec(job.policy)
+    problems = match(policy_spec, env_spec)
+    if problems:
+        raise SpecMismatch("\n".join(problems))
+    trials = env_module.trials(job.env, job.split)
+    plan = eval_plan(
+        trials,
+        episodes=job.episodes,
+        repeats=job.repeats,
+        record=0 if job.video == "none" else job.repeats * sum(map(len, trials.values())),
+    )
+    return Prepared(
+        job=job,
+        env_module=env_module,
+        policy_module=policy_module,
+        env_spec=env_spec,
+        policy_spec=policy_spec,
+        plan=tuple(plan),
+        train_trials=env_module.trials(job.env, "train"),
+        groups=env_module.groups(job.env),
+    )
+
+
+def play(
+    prepared: Prepared,
+    world: World,
+    *,
+    on_episode: Callable[[Outcome], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> EvalResult:
+    """Load the policy, start the simulators and play the plan; the same result on every rank.
+
+    Nothing is written but videos, by the rank that played the episode.
+    """
+    job = prepared.job
+    policy = prepared.policy_module.load(
+        job.policy, device=world.device, needs_value=False, train=False
+    )
+    share = -(-len(prepared.plan) // world.size)
+    env = prepared.env_module.make(
+        job.env, num_slots=min(job.env.num_slots, share), final_frames=False
+    )
+    try:
+        protocol = make_protocol(
+            env,
+            policy,
+            prepared.plan,
+            env_section=job.env,
+            policy_section=job.policy,
+            temperature=job.temperature,
+            seed=job.seed,
+            split=job.split,
+            train_trials=prepared.train_trials,
+            checkpoint=store.resolve(job.policy.checkpoint),
+            num_ranks=world.size,
+        )
+        with autocast(world, job.compute):
+            return evaluate(
+                env,
+                policy,
+                prepared.plan,
+                temperature=job.temperature,
+                seed=job.seed,
+                world=world,
+                stages=job.stages,
+                protocol=protocol,
+                groups=prepared.groups,
+                on_episode=on_episode,
+                on_frames=lambda outcome: _write_video(prepared, outcome),
+                should_stop=should_stop,
+            )
+    finally:
+        env.close()
+
+
+def _write_video(prepared: Prepared, outcome: Outcome) -> None:
+    job, episode = prepared.job, outcome.episode
+    if outcome.frames is None or (job.video == "failures" and outcome.success):
+        return
+    every = prepared.env_spec.video_every
+    ending = "success" if outcome.success else "failure"
+    name = f"{episode.index:04d}_{episode.task}_t{episode.trial}_r{episode.member}_{ending}.mp4"
+    clip = Clip(
+        frames=outcome.frames.numpy(),
+        caption=f"{episode.task} #{episode.trial}",
+        success=outcome.success,
+        episode=episode.index,
+        total_reward=outcome.total_reward,
+        steps_per_frame=every,
+    )
+    fps = prepared.env_spec.control_hz / every
+    write_grid([clip], job.video_dir / name, fps=fps, overwrite=job.overwrite)
+
+
+def save(job: EvalJob, result: EvalResult) -> Path:
+    """Write the result file, or the partial one of an interrupted evaluation; which one it was."""
+    path = job.out if result.is_complete else job.partial_out
+    result.save(path, overwrite=job.overwrite or not result.is_complete)
+    return path
+
+
+@contextmanager
+def stop_on_signals() -> Generator[Callable[[], bool]]:
+    """Inside, SIGINT and SIGTERM make the yielded function true; a second one ends the process."""
+    requested = False
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        nonlocal requested
+        if requested:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        requested = True
+
+    before = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: requested
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

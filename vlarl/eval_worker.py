@@ -1,0 +1,74 @@
+"""One rank of an evaluation: `torchrun ... -m vlarl.eval_worker WORK_DIR`.
+
+Reads WORK_DIR/config.json (an EvalJob), appends each outcome to WORK_DIR/logs/episodes_N.jsonl for
+whoever watches, and leaves a note of how it ended. Rank 0 writes the result file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from vlarl import run_dir
+from vlarl.distributed.world import World, init_world
+from vlarl.errors import MissingError, VlarlError
+from vlarl.eval_job import EvalJob, build_job, play, prepare, save, stop_on_signals
+from vlarl.evaluate import episode_result
+from vlarl.rollout.play import Outcome
+from vlarl.run_dir import RankExit, RunDir
+
+log = logging.getLogger("vlarl.eval_worker")
+
+INTERRUPTED = 130
+
+
+def journal(work: RunDir, rank: int) -> Path:
+    """Where a rank appends one JSON line per finished episode."""
+    return work.logs / f"episodes_{rank}.jsonl"
+
+
+def run(work: RunDir, job: EvalJob, world: World) -> int:
+    """Play this rank's share; returns the exit code."""
+    prepared = prepare(job)
+    with journal(work, world.rank).open("w", encoding="utf-8") as lines, stop_on_signals() as stop:
+
+        def note(outcome: Outcome) -> None:
+            lines.write(json.dumps(asdict(episode_result(outcome))) + "\n")
+            lines.flush()
+
+        result = play(prepared, world, on_episode=note, should_stop=stop)
+    if world.is_main and result.episodes:
+        save(job, result)
+    return 0 if result.is_complete else INTERRUPTED
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Play the job in argv[0]; returns 0, 130 when interrupted, or the error's exit code."""
+    (path,) = sys.argv[1:] if argv is None else argv
+    work = RunDir(Path(path))
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    job = build_job(run_dir.read_json(work.config))
+    world = init_world(job.compute)
+    try:
+        end = RankExit(rank=world.rank, code=run(work, job, world))
+    except VlarlError as error:
+        log.error("%s", error)
+        end = RankExit(
+            rank=world.rank,
+            code=error.exit_code,
+            kind=type(error).__name__,
+            message=str(error),
+            fix=error.fix if isinstance(error, MissingError) else "",
+        )
+    run_dir.write_exit(work, end)
+    world.close()
+    return end.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -339,14 +339,23 @@ def _choose_trained(net: OftNet, cfg: OftConfig) -> None:
             lora_alpha=lora.alpha,  # ty: ignore[invalid-argument-type] floats work as well
             lora_dropout=lora.dropout,
             target_modules=targets,
-            init_lora_weights="gaussian",
         ),
         net,
     )
+    _draw_adapters(net, lora.rank)
     for head in keep:
         if head is not None:
             head.requires_grad_(True)
     net.eval()
+
+
+def _draw_adapters(net: OftNet, rank: int) -> None:
+    """A ~ N(0, 1 / rank^2) as peft's "gaussian", but from a seed of our own; B stays 0."""
+    generator = torch.Generator().manual_seed(noise.stream("lora"))
+    with torch.no_grad():
+        for name, param in net.named_parameters():
+            if ".lora_A." in name:
+                param.copy_(torch.randn(param.shape, generator=generator) / rank)
 
 
 class OftPolicy:

@@ -1,0 +1,364 @@
+"""The checkpoint layout: what is written reloads to the same policy; what is broken is named."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vlarl.errors import AssetMissing, ConfigError, CorruptFile, RunFailed
+from vlarl.models.openvla_oft import checkpoint
+from vlarl.models.openvla_oft.config import read_net_config
+from vlarl.models.openvla_oft.net import LM_HEAD, L1Head, dead_tensors
+from vlarl.models.value_head import ValueHead
+from vlarl.policies.openvla_oft import LoraSection, OftConfig, load
+
+CPU = torch.device("cpu")
+
+
+def fresh(folder, *, needs_value=False, train=True, **fields):
+    cfg = OftConfig(checkpoint=str(folder), **fields)
+    return load(cfg, device=CPU, needs_value=needs_value, train=train)
+
+
+def scores(policy, obs):
+    chunk, width = policy.spec.chunk, policy.codec.width
+    token = torch.arange(len(obs) * chunk * width).view(len(obs), chunk, width) % 256
+    with torch.no_grad():
+        return policy.evaluate(obs, {"token": token.to(torch.int16)}, temperature=1.0)
+
+
+def tensors_of(folder):
+    files = sorted(set(checkpoint.weight_map(folder).values()))
+    return {n: t for f in files for n, t in load_file(folder / f).items()}
+
+
+def shake(policy):
+    """Other weights than those on disk."""
+    g = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in policy.module.parameters():
+            p.add_(torch.randn(p.shape, generator=g) * 0.02)
+    return policy
+
+
+@pytest.fixture
+def copy(tiny_folder, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_folder, folder)
+    return folder
+
+
+def rewrite(folder, name, change):
+    """Pass the tensors of the shard that holds `name` through `change`."""
+    path = folder / checkpoint.weight_map(folder)[name]
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+# ------------------------------------------------------------------ saving
+
+
+def test_a_saved_policy_reloads_bit_for_bit(tiny_folder, tmp_path, make_obs):
+    one = shake(fresh(tiny_folder, needs_value=True, value="action"))
+    one.save(tmp_path / "a")
+    two = fresh(tmp_path / "a", needs_value=True, value="action")
+    obs = make_obs(3)
+    a, b = scores(one, obs), scores(two, obs)
+    assert torch.equal(a.logprob, b.logprob)
+    assert torch.equal(a.value, b.value)
+    two.save(tmp_path / "b")
+    first, second = tensors_of(tmp_path / "a"), tensors_of(tmp_path / "b")
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+def test_same_shards_names_and_files_as_the_source(tiny_folder, tmp_path):
+    shake(fresh(tiny_folder)).save(tmp_path / "a")
+    assert checkpoint.weight_map(tmp_path / "a") == checkpoint.weight_map(tiny_folder)
+    assert len(set(checkpoint.weight_map(tiny_folder).values())) > 1
+    assert {p.name for p in tmp_path.joinpath("a").iterdir()} == {
+        p.name for p in tiny_folder.iterdir()
+    }
+    index = json.loads((tmp_path / "a" / checkpoint.INDEX).read_text())
+    assert index["metadata"]["total_size"] == sum(
+        t.nbytes for t in tensors_of(tmp_path / "a").values()
+    )
+
+
+def test_dead_tensors_and_other_head_rows_pass_through(tiny_folder, tmp_path):
+    one = shake(fresh(tiny_folder))
+    one.save(tmp_path / "a")
+    before, after = tensors_of(tiny_folder), tensors_of(tmp_path / "a")
+    config = read_net_config(tiny_folder)
+    dead = dead_tensors(config)
+    assert len(dead) == 43
+    for name, tensor in before.items():
+        if name == LM_HEAD:
+            first = config.first_action_id
+            rows = torch.zeros(len(tensor), dtype=torch.bool)
+            rows[first : first + 256] = True
+            assert torch.equal(after[name][~rows], tensor[~rows])
+            assert torch.equal(after[name][rows], one.module.language_model.action_rows.weight)
+        else:
+            assert torch.equal(after[name], tensor) == (name in dead), name
+
+
+def test_settings_travel_with_the_checkpoint(tiny_folder, tmp_path):
+    one = fresh(tiny_folder, compat="rlinf", chunk=5, num_images=2, use_proprio=True)
+    one.save(tmp_path / "a")
+    two = fresh(tmp_path / "a")
+    assert two.settings == one.settings
+    assert two.spec == one.spec
+
+
+def test_the_state_projector_is_saved(tiny_folder, tmp_path, make_obs):
+    one = shake(fresh(tiny_folder, use_proprio=True))
+    one.save(tmp_path / "a")
+    assert (tmp_path / "a" / "proprio_projector--0_checkpoint.pt").exists()
+    assert torch.equal(
+        scores(one, make_obs(2)).logprob, scores(fresh(tmp_path / "a"), make_obs(2)).logprob
+    )
+
+
+@pytest.mark.parametrize("targets", [("q_proj", "down_proj"), ("qkv", "fc2", "action_rows")])
+def test_adapters_are_merged(tiny_folder, tmp_path, make_obs, targets):
+    one = shake(fresh(tiny_folder, lora=LoraSection(rank=4, alpha=6.0, targets=targets)))
+    one.save(tmp_path / "a")
+    plain = fresh(tmp_path / "a")
+    assert not any("lora" in n for n, _ in plain.module.named_parameters())
+    obs = make_obs(2)
+    a, b, base = (scores(p, obs).logprob for p in (one, plain, fresh(tiny_folder)))
+    torch.testing.assert_close(a, b, atol=2e-5, rtol=0)
+    assert (a - base).abs().max() > 1e-2
+
+
+def test_a_given_state_dict_is_written_instead_of_the_weights(tiny_folder, tmp_path, make_obs):
+    """Under sharding the module itself holds only a part."""
+    one = fresh(tiny_folder, needs_value=True)
+    other = shake(fresh(tiny_folder, needs_value=True))
+    one.save(tmp_path / "a", state=other.module.state_dict())
+    got = scores(fresh(tmp_path / "a", needs_value=True), make_obs(2))
+    want = scores(other, make_obs(2))
+    assert torch.equal(got.logprob, want.logprob)
+    assert torch.equal(got.value, want.value)
+
+
+def test_bfloat16_is_saved_as_bfloat16(tiny_folder, tmp_path):
+    one = fresh(tiny_folder, dtype="bf16", needs_value=True)
+    assert one.module.value_head.mlp[0].weight.dtype == torch.float32
+    one.save(tmp_path / "a")
+    assert tensors_of(tmp_path / "a")["projector.fc1.weight"].dtype == torch.bfloat16
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_nothing_is_overwritten(tiny_folder, tmp_path):
+    one = fresh(tiny_folder)
+    one.save(tmp_path / "a")
+    with pytest.raises(ConfigError, match="exists"):
+        one.save(tmp_path / "a")
+
+
+def test_a_full_disk_leaves_nothing_behind(tiny_folder, tmp_path, monkeypatch):
+    one = fresh(tiny_folder)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(RunFailed, match="No space left"):
+        one.save(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_single_file_is_read_and_written(tiny_folder, tmp_path, make_obs):
+    folder = tmp_path / "single"
+    folder.mkdir()
+    for path in tiny_folder.glob("*.json"):
+        if path.name != checkpoint.INDEX:
+            shutil.copy(path, folder)
+    save_file(tensors_of(tiny_folder), folder / checkpoint.SINGLE)
+    one = fresh(folder)
+    assert torch.equal(
+        scores(one, make_obs(2)).logprob, scores(fresh(tiny_folder), make_obs(2)).logprob
+    )
+    one.save(tmp_path / "again")
+    assert not (tmp_path / "again" / checkpoint.INDEX).exists()
+    assert tensors_of(tmp_path / "again").keys() == tensors_of(folder).keys()
+
+
+def test_the_released_layout_survives(golden_folder, tmp_path, make_obs):
+    one = shake(fresh(golden_folder, unnorm_key="libero_spatial", jpeg="off"))
+    one.save(tmp_path / "a")
+    two = fresh(tmp_path / "a")
+    assert two.settings.unnorm_key == "libero_spatial_no_noops"
+    assert torch.equal(scores(one, make_obs(2)).logprob, scores(two, make_obs(2)).logprob)
+
+
+# ------------------------------------------------------------------ value head
+
+
+def test_a_fresh_value_head_is_the_same_on_every_rank(tiny_folder, make_obs):
+    a, b = (scores(fresh(tiny_folder, needs_value=True), make_obs(2)).value for _ in "ab")
+    assert torch.equal(a, b)
+
+
+def test_a_stored_value_head_is_used(tiny_folder, tmp_path, make_obs):
+    one = shake(fresh(tiny_folder, needs_value=True))
+    one.save(tmp_path / "a")
+    got = scores(fresh(tmp_path / "a", needs_value=True), make_obs(2)).value
+    assert torch.equal(got, scores(one, make_obs(2)).value)
+
+
+def test_a_value_head_of_another_width_is_refused(tiny_folder, tmp_path):
+    fresh(tiny_folder, needs_value=True).save(tmp_path / "a")
+    with pytest.raises(
+        CorruptFile, match=r"value_head\.safetensors .* \(1, 128\), expected \(8, 128\)"
+    ):
+        fresh(tmp_path / "a", needs_value=True, value="action")
+
+
+# ------------------------------------------------------------------ broken checkpoints
+
+
+def test_a_missing_tensor_is_named(copy):
+    name = "projector.fc1.bias"
+    index = json.loads((copy / checkpoint.INDEX).read_text())
+    del index["weight_map"][name]
+    (copy / checkpoint.INDEX).write_text(json.dumps(index))
+    with pytest.raises(CorruptFile, match=r"1 missing: projector\.fc1\.bias"):
+        fresh(copy)
+
+
+def test_a_missing_dead_tensor_is_named(copy):
+    name = "vision_backbone.featurizer.norm.weight"
+    index = json.loads((copy / checkpoint.INDEX).read_text())
+    del index["weight_map"][name]
+    (copy / checkpoint.INDEX).write_text(json.dumps(index))
+    with pytest.raises(CorruptFile, match=name):
+        fresh(copy)
+
+
+def test_an_extra_tensor_is_named(copy):
+    index = json.loads((copy / checkpoint.INDEX).read_text())
+    index["weight_map"]["who.knows"] = next(iter(index["weight_map"].values()))
+    (copy / checkpoint.INDEX).write_text(json.dumps(index))
+    with pytest.raises(CorruptFile, match=r"1 unknown: who\.knows"):
+        fresh(copy)
+
+
+def test_an_index_that_lies_is_found(copy):
+    name = "projector.fc1.bias"
+    rewrite(copy, name, lambda tensors: tensors.pop(name))
+    with pytest.raises(CorruptFile, match=r"no tensor 'projector\.fc1\.bias'"):
+        fresh(copy)
+
+
+@pytest.mark.parametrize("name", ["projector.fc1.bias", LM_HEAD])
+def test_a_wrong_shape_is_named(copy, name):
+    rewrite(copy, name, lambda tensors: tensors.update({name: torch.zeros(3)}))
+    with pytest.raises(CorruptFile, match=rf"wrong shapes .*{name} \[3\], expected"):
+        fresh(copy)
+
+
+def test_a_truncated_shard_is_named(copy):
+    path = sorted(copy.glob("model-*.safetensors"))[1]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CorruptFile, match=rf"{path.name} \(\d+ bytes\) is truncated"):
+        fresh(copy)
+
+
+def test_a_missing_shard_is_named(copy):
+    path = sorted(copy.glob("model-*.safetensors"))[1]
+    path.unlink()
+    with pytest.raises(CorruptFile, match=path.name):
+        fresh(copy)
+
+
+def test_no_weights_at_all(copy):
+    for path in copy.glob("model*"):
+        path.unlink()
+    with pytest.raises(AssetMissing, match="no model"):
+        fresh(copy)
+
+
+# ------------------------------------------------------------------ other heads
+
+
+@pytest.fixture
+def l1_folder(copy):
+    head = L1Head(read_net_config(copy).hidden_size, 4)
+    g = torch.Generator().manual_seed(0)
+    state = {
+        f"module.{n}": torch.randn(t.shape, generator=g) * 0.1 for n, t in head.state_dict().items()
+    }
+    torch.save(state, copy / "action_head--150000_checkpoint.pt")
+    return copy
+
+
+def test_training_refuses_an_l1_head_and_says_why(l1_folder):
+    with pytest.raises(ConfigError, match=r"L1 regression head .*never learned"):
+        fresh(l1_folder)
+
+
+def test_evaluation_uses_an_l1_head(l1_folder, make_obs):
+    one = fresh(l1_folder, train=False)
+    assert one.is_l1
+    obs = make_obs(2)
+    step = one.act(obs, temperature=0)
+    assert step.trace == {}
+    # The regression by hand: chunk rows of A hidden states each.
+    hidden = one.module.read_hidden(
+        one.images([obs.images["front"]]), *one.prompts.batch(obs.instruction, CPU), None
+    ).detach()
+    w = torch.load(l1_folder / "action_head--150000_checkpoint.pt", weights_only=True)
+    w = {n.removeprefix("module.model."): t for n, t in w.items()}
+    x = hidden.reshape(2, 8, -1)
+
+    def norm(x, name):
+        return torch.nn.functional.layer_norm(
+            x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"]
+        )
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    x = torch.relu(linear(norm(x, "layer_norm1"), "fc1"))
+    for i in range(2):
+        block = f"mlp_resnet_blocks.{i}.ffn"
+        x = x + torch.relu(linear(norm(x, f"{block}.0"), f"{block}.1"))
+    x = linear(norm(x, "layer_norm2"), "fc2")
+    torch.testing.assert_close(step.action, one.codec.decode_normalised(x), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("noisy_action_projector", "diffusion head"), ("vision_backbone", "FiLM")],
+)
+def test_other_kinds_are_refused(copy, name, words):
+    torch.save({}, copy / f"{name}--1_checkpoint.pt")
+    with pytest.raises(ConfigError, match=words):
+        fresh(copy, train=False)
+
+
+def test_two_components_of_a_kind_are_refused(l1_folder):
+    shutil.copy(
+        l1_folder / "action_head--150000_checkpoint.pt", l1_folder / "action_head--5_checkpoint.pt"
+    )
+    with pytest.raises(ConfigError, match="several action_head files"):
+        fresh(l1_folder, train=False)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a torch file", b"PK\x03\x04 cut"])
+def test_a_broken_component_is_named(copy, content):
+    (copy / "action_head--1_checkpoint.pt").write_bytes(content)
+    with pytest.raises(CorruptFile, match="action_head--1_checkpoint"):
+        fresh(copy, train=False)
+
+
+def test_a_component_of_another_size_is_named(copy):
+    torch.save(ValueHead(8, 1).state_dict(), copy / "action_head--1_checkpoint.pt")
+    with pytest.raises(CorruptFile, match="does not fit"):
+        fresh(copy, train=False)

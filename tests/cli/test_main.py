@@ -1,6 +1,7 @@
 """Exit codes, what goes to stdout and stderr, and start-up without torch."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -99,10 +100,10 @@ def test_unknown_commands_and_options_are_usage_errors_with_suggestions():
 def test_vlarl_alone_shows_the_verbs_in_order_of_use():
     done = RUN.invoke(app, [])
     assert done.exit_code == 0
-    shown = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("│ ")]
-    verbs = [word for word in shown if not word.startswith("-")]
+    verbs = re.findall(r"^│ ([a-z]+) ", done.stdout, re.MULTILINE)
     order = ["doctor", "presets", "config", "train", "eval", "compare", "video", "collect", "sft"]
-    assert [verb for verb in verbs if verb in order] == order
+    assert verbs == [verb for verb in order if verb in verbs]
+    assert {"doctor", "presets", "config", "eval", "compare"} <= set(verbs)
 
 
 def test_version():

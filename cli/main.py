@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 import vlarl
 from vlarl.errors import VlarlError
 
-from . import compare, config, doctor, presets
+from . import collect, compare, config, doctor, plot, presets, sft, train
 from . import eval as eval_
 from .errors import report
 from .options import examples
@@ -30,6 +30,7 @@ _IN_ORDER_OF_USE = (
     "train",
     "eval",
     "compare",
+    "plot",
     "video",
     "collect",
     "sft",
@@ -88,8 +89,12 @@ def _root(
 app.command("doctor", epilog=examples(*doctor.EXAMPLES))(doctor.doctor)
 app.add_typer(presets.app, name="presets")
 app.add_typer(config.app, name="config")
+app.command("collect", epilog=examples(*collect.EXAMPLES))(collect.collect)
+app.command("sft", epilog=examples(*sft.EXAMPLES))(sft.sft)
+app.command("train", epilog=examples(*train.EXAMPLES))(train.train)
 app.command("eval", epilog=examples(*eval_.EXAMPLES))(eval_.evaluate)
 app.command("compare", epilog=examples(*compare.EXAMPLES))(compare.compare)
+app.command("plot", epilog=examples(*plot.EXAMPLES))(plot.plot)
 
 
 def main() -> None:

@@ -1,0 +1,262 @@
+"""`vlarl train`: compose, check, launch, watch, and report what it brought."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlarl import run_dir
+from vlarl.config import resolved
+from vlarl.config.compose import Composed, build, compose
+from vlarl.config.resume import continued
+from vlarl.errors import ConfigError
+from vlarl.run_dir import RunDir
+
+from . import launch
+from .options import (
+    DryRunOpt,
+    JsonOpt,
+    NprocOpt,
+    OverridesArg,
+    QuietOpt,
+    SeedOpt,
+    complete_preset,
+    merge_overrides,
+)
+from .output import Output
+
+if TYPE_CHECKING:
+    from vlarl.config.schema import RunConfig
+
+EXAMPLES = (
+    "vlarl train --preset tiny_metaworld_grpo",
+    "vlarl train --preset tiny_metaworld_grpo --dry-run optim.lr=5e-5 env.num_slots=8",
+    "vlarl train --preset tiny_metaworld_grpo --resume max_steps=40",
+)
+
+INTERRUPTED = 130
+
+
+def train(
+    overrides: OverridesArg = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME|FILE",
+            help="A shipped preset (see `vlarl presets list`) or a .yaml file.",
+            autocompletion=complete_preset,
+            rich_help_panel="Config",
+        ),
+    ] = None,
+    seed: SeedOpt = None,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--max-steps", metavar="N", help="Iterations; max_steps=N.", rich_help_panel="Run"
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the run.", rich_help_panel="Run")
+    ] = None,
+    path: Annotated[
+        Path | None,
+        typer.Option(
+            "--run-dir",
+            metavar="DIR",
+            help="Folder of the run. Left out, $VLARL_RUNS/NAME or runs/NAME.",
+            rich_help_panel="Run",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run from its latest checkpoint, with its own configuration.",
+            rich_help_panel="Run",
+        ),
+    ] = False,
+    resume_from: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEP",
+            help="Like --resume, from the checkpoint after STEP; later ones are dropped.",
+            rich_help_panel="Run",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Delete the run that is there.", rich_help_panel="Run"),
+    ] = False,
+    dry_run: DryRunOpt = False,
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare",
+            help="Write the run directory and print the worker's command line; start nothing.",
+            rich_help_panel="Launch",
+        ),
+    ] = False,
+    nproc: NprocOpt = "auto",
+    nnodes: Annotated[
+        int, typer.Option(metavar="K", help="Machines of the run.", rich_help_panel="Launch")
+    ] = 1,
+    rdzv: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where the machines meet.", rich_help_panel="Launch"
+        ),
+    ] = None,
+    no_live: Annotated[
+        bool,
+        typer.Option(
+            "--no-live", help="One line per iteration, no panel.", rich_help_panel="Output"
+        ),
+    ] = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Improve a policy by reinforcement learning."""
+    output = Output(json=json, quiet=quiet)
+    where = launch.layout(nproc, nnodes, rdzv)
+    flags = {"seed": seed, "max_steps": max_steps, "name": name, "run_dir": path}
+    given = merge_overrides(overrides, **flags)
+    resume = resume or resume_from is not None
+    composed, folder = _configuration(preset, given, resume=resume)
+    run = build(composed)
+    _check(run, where.nproc * where.nnodes)
+    start = launch.command(RunDir(folder), where)
+    if dry_run:
+        _explain(output, run, folder, start)
+        return
+    launch.refuse_nested(os.environ, RunDir(folder))
+    home = run_dir.create(folder, resume=resume, overwrite=overwrite)
+    with run_dir.RunLock(home):
+        if resume_from is not None:
+            _go_back(home, resume_from)
+        _write_down(home, run, composed)
+        if prepare:
+            output.result({"command": start}, text=shlex.join(start), ident=home.path)
+            return
+        _run(output, home, where, live=not no_live, silent=json or quiet)
+    _report(output, home)
+
+
+def _configuration(
+    preset: str | None, given: Sequence[str], *, resume: bool
+) -> tuple[Composed, Path]:
+    """The configuration and the folder of the run."""
+    if preset is None and not resume:
+        raise ConfigError("name what to train: --preset NAME; `vlarl presets list` shows them")
+    if preset is None:
+        folder = next((g.partition("=")[2] for g in given if g.startswith("run_dir=")), None)
+        if folder is None:
+            raise ConfigError("--resume needs --run-dir DIR or --preset NAME to find the run")
+        path = Path(folder).expanduser()
+        return continued(resolved.load(path / "config.json"), given), path
+    composed = compose(preset, given)
+    named = composed.values.get("run_dir")
+    root = Path(os.environ.get("VLARL_RUNS") or "runs")
+    path = Path(named).expanduser() if named else root / str(composed.values["name"])
+    if resume:
+        composed = continued(resolved.load(path / "config.json"), given)
+    return composed, path
+
+
+def _check(run: RunConfig, num_ranks: int) -> None:
+    """Everything that can be known before a process starts or weights load."""
+    from vlarl import metrics
+    from vlarl.train.setup import resolve
+
+    resolve(run)
+    metrics.require(run.log)
+    groups = run.rollout.episodes // run.algo.episodes_multiple
+    if groups < num_ranks:
+        raise ConfigError(
+            f"{groups} groups of episodes cannot be shared by {num_ranks} ranks; raise "
+            f"rollout.episodes ({run.rollout.episodes}) or lower --nproc"
+        )
+
+
+def _go_back(home: RunDir, step: int) -> None:
+    run_dir.find_checkpoint(home, str(step))
+    run_dir.drop_after(home, step)
+
+
+def _write_down(home: RunDir, run: RunConfig, composed: Composed) -> None:
+    import json
+
+    from vlarl.evaluate import versions
+
+    run_dir.write_atomic(home.config, resolved.dump(run, composed.sources))
+    run_dir.write_atomic(home.env, json.dumps(versions(), indent=2) + "\n")
+    run_dir.append_command(home, ["vlarl", *sys.argv[1:]])
+
+
+def _explain(output: Output, run: RunConfig, folder: Path, start: list[str]) -> None:
+    plan = f"{run.max_steps} iterations of {run.rollout.episodes} episodes"
+    output.result(
+        {"config": run.model_dump(mode="json"), "run_dir": str(folder), "command": start},
+        text=f"{run.name}: {plan}\nrun directory: {folder}\ncommand: {shlex.join(start)}",
+        ident=folder,
+    )
+
+
+def _run(output: Output, home: RunDir, where: launch.Layout, *, live: bool, silent: bool) -> None:
+    from .live import open_view
+
+    view = open_view(home, live=live, quiet=silent)
+    try:
+        code = launch.launch(home, where, watch=view.update, say=view.say)
+    finally:
+        view.close()
+    if code == INTERRUPTED:
+        latest = run_dir.latest_checkpoint(home)
+        saved = f"saved {latest}" if latest else "no iteration was finished, nothing was saved"
+        output.warn(f"interrupted; {saved}. Continue with --resume")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _report(output: Output, home: RunDir) -> None:
+    """Before and after, with intervals, and where everything is."""
+    from vlarl import comparison
+    from vlarl.results import load
+
+    data: dict[str, Any] = {"run_dir": str(home.path)}
+    lines = []
+    results = sorted(home.eval.glob("step_*.json"))
+    if len(results) > 1:
+        found = comparison.compare(load(results[0]), load(results[-1]))
+        data["comparison"] = found.document()
+        lines += _before_after(found)
+    videos = sorted(home.video.glob("*.mp4"))
+    data["video"] = str(videos[-1]) if videos else None
+    lines += [f"video: {videos[-1]}"] if videos else []
+    latest = run_dir.latest_checkpoint(home)
+    if latest is not None:
+        data["checkpoint"] = str(latest / "policy")
+        lines.append(f"checkpoint: {latest / 'policy'}")
+    lines.append(f"next: vlarl eval {home.path}   vlarl plot {home.path}")
+    output.result(data, text="\n".join(lines), ident=home.path)
+
+
+def _before_after(found: Any) -> list[str]:
+    def row(name: str, p: Any) -> str:
+        low, high = p.interval
+        return (
+            f"{name}: {p.a.k}/{p.n} -> {p.b.k}/{p.n}  "
+            f"({100 * p.a.value:.1f} % -> {100 * p.b.value:.1f} %, "
+            f"difference {100 * p.difference:+.1f} points, "
+            f"95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
+        )
+
+    rows = [row(task, paired) for task, paired in found.by_task.items()]
+    if len(rows) > 1:
+        rows.append(row("all held-out trials", found.total))
+    return rows

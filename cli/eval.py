@@ -16,7 +16,7 @@ from .options import DryRunOpt, JsonOpt, NprocOpt, OverridesArg, QuietOpt, compl
 from .output import Output, format_table
 
 if TYPE_CHECKING:
-    from vlarl.eval_job import EvalJob, Prepared
+    from vlarl.eval_job import Prepared
     from vlarl.eval_setup import Subject
     from vlarl.proportions import Interval, Rate
     from vlarl.results import EvalResult
@@ -147,7 +147,10 @@ def evaluate(
     quiet: QuietOpt = False,
 ) -> None:
     """Play every (task, trial) of a plan exactly once and report success with 95 % intervals."""
-    from .eval_launch import command, number_of_ranks, play_here, play_on_ranks, work_dir
+    from vlarl.eval_job import save
+
+    from .eval_launch import play_here, play_on_ranks, worker_line
+    from .launch import layout
     from .progress import Progress
 
     output = Output(json=json, quiet=quiet)
@@ -169,20 +172,23 @@ def evaluate(
         num_slots=num_slots,
         out=out,
     )
-    ranks = number_of_ranks(nproc)
+    where = layout(nproc)
     prepared, subject = _prepare(asked)
     job = prepared.job
-    output.hint(_intent(prepared, subject, ranks))
+    output.hint(_intent(prepared, subject, where.nproc))
     if dry_run:
-        line = " ".join(command(work_dir(job), ranks)) if ranks > 1 else "(in this process)"
+        line = "here" if where.nproc == 1 else f"by\n{worker_line(job, where)}"
         found = {"out": job.out, "episodes": len(prepared.plan), "job": job.model_dump(mode="json")}
         output.result(found, text=f"would play {len(prepared.plan)} episodes {line}", ident=job.out)
         return
     progress = Progress(len(prepared.plan), quiet=quiet)
-    result = (
-        play_here(prepared, progress) if ranks == 1 else play_on_ranks(prepared, ranks, progress)
-    )
-    _finish(output, job, result, fail_under, saved=ranks > 1)
+    if where.nproc == 1:
+        result = play_here(prepared, progress)
+        path = save(job, result) if result.episodes else None
+    else:
+        result = play_on_ranks(prepared, where, progress)
+        path = job.out if result.is_complete else job.partial_out
+    _finish(output, result, path, fail_under)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,16 +247,14 @@ def _intent(prepared: Prepared, subject: Subject, ranks: int) -> str:
 
 
 def _finish(
-    output: Output, job: EvalJob, result: EvalResult, fail_under: float | None, *, saved: bool
+    output: Output, result: EvalResult, path: Path | None, fail_under: float | None
 ) -> None:
-    """Save unless that is done, show, and leave with the right code."""
-    from vlarl.eval_job import save
+    """Show what was written to `path` and leave with the right code."""
     from vlarl.results import name_some
 
-    if not result.episodes:
+    if path is None:
         output.warn("interrupted before an episode was finished; nothing was written")
         raise typer.Exit(INTERRUPTED)
-    path = save(job, result) if not saved else job.out if result.is_complete else job.partial_out
     output.result(result.document(), text=format_result(result), ident=path)
     shared = result.protocol["plan"]["start_from_training_trial"]
     output.hint(f"{shared} of {len(result.plan)} episodes start from a training trial")

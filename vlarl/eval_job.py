@@ -33,6 +33,7 @@ from vlarl.evaluate import evaluate, make_protocol
 from vlarl.results import EvalResult, check_writable
 from vlarl.rollout.plan import Trials, eval_plan
 from vlarl.rollout.play import Outcome
+from vlarl.run_dir import RunDir
 from vlarl.specs import EnvSpec, PolicySpec, match
 from vlarl.video import Clip, write_grid
 
@@ -210,6 +211,11 @@ def save(job: EvalJob, result: EvalResult) -> Path:
     path = job.out if result.is_complete else job.partial_out
     result.save(path, overwrite=job.overwrite or not result.is_complete)
     return path
+
+
+def journal(work: RunDir, rank: int) -> Path:
+    """Where a rank appends one JSON line per finished episode, for whoever watches."""
+    return work.logs / f"episodes_{rank}.jsonl"
 
 
 @contextmanager

@@ -15,7 +15,15 @@ from pathlib import Path
 from vlarl import run_dir
 from vlarl.distributed.world import World, init_world
 from vlarl.errors import MissingError, VlarlError
-from vlarl.eval_job import EvalJob, build_job, play, prepare, save, stop_on_signals
+from vlarl.eval_job import (
+    EvalJob,
+    build_job,
+    journal,
+    play,
+    prepare,
+    save,
+    stop_on_signals,
+)
 from vlarl.evaluate import episode_result
 from vlarl.rollout.play import Outcome
 from vlarl.run_dir import RankExit, RunDir
@@ -23,11 +31,6 @@ from vlarl.run_dir import RankExit, RunDir
 log = logging.getLogger("vlarl.eval_worker")
 
 INTERRUPTED = 130
-
-
-def journal(work: RunDir, rank: int) -> Path:
-    """Where a rank appends one JSON line per finished episode."""
-    return work.logs / f"episodes_{rank}.jsonl"
 
 
 def run(work: RunDir, job: EvalJob, world: World) -> int:

@@ -13,12 +13,9 @@ from torch import Tensor
 from vlarl.batch import Credit, LossBatch, PolicyEval, Rollout
 from vlarl.config.schema import AlgoSection
 from vlarl.interfaces import Algorithm, AllSum
-from vlarl.rollout.collect import collect
-from vlarl.rollout.plan import train_plan
-from vlarl.testing.reach import ReachConfig, ReachEnv, trials
+from vlarl.testing.learn import learning_curve
 from vlarl.testing.require import require
 from vlarl.testing.rollouts import alone, loss_batch, made_up_rollout, on_ranks, part_of
-from vlarl.testing.token_policy import TokenConfig, TokenPolicy
 
 _CHUNK = 4  # of the made-up rollouts
 _TOLERANCE = 1e-5  # sums of some hundred float32 numbers of order 1, in another order
@@ -48,49 +45,6 @@ def check_algorithm(algorithm: Algorithm, cfg: AlgoSection, *, learn: bool = Tru
             f"algorithm '{algorithm.name}' does not learn the toy task: success {first:.2f} "
             f"in the first three iterations, {last:.2f} in the last three, expected 0.9",
         )
-
-
-def learning_curve(
-    algorithm: Algorithm,
-    cfg: AlgoSection,
-    policy: TokenPolicy | None = None,
-    *,
-    iterations: int = 40,
-    lr: float = 0.01,
-    seed: int = 0,
-) -> list[float]:
-    """Success rate of each iteration of a minimal training loop on ReachEnv.
-
-    64 episodes, rounded up to whole groups, and two optimizer steps per iteration.
-    """
-    env_cfg = ReachConfig()
-    env = ReachEnv(env_cfg, num_slots=64)
-    if policy is None:
-        value = "chunk" if cfg.value_width(env_cfg.chunk) == 1 else "action"
-        toy = TokenConfig.model_validate({"value": value, "seed": seed})
-        policy = TokenPolicy(toy, needs_value=algorithm.needs_value)
-    optimizer = torch.optim.Adam(policy.module.parameters(), lr=lr)
-    multiple = cfg.episodes_multiple
-    rates = []
-    for step in range(iterations):
-        plan = train_plan(
-            trials(env_cfg, "train"),
-            episodes=-(-64 // multiple) * multiple,
-            group_size=multiple,
-            seed=seed,
-            step=step,
-        )
-        rollout = collect(env, policy, plan, temperature=1.0, noise=(seed, "act", step))
-        assert rollout is not None
-        credit = algorithm.credit(rollout, cfg, alone)
-        batch = loss_batch(rollout, credit, torch.arange(rollout.num_decisions))
-        for _ in range(2):
-            evaluation = policy.evaluate(rollout.obs, rollout.trace, temperature=1.0)
-            optimizer.zero_grad()
-            algorithm.loss(evaluation, batch, cfg).loss.backward()
-            optimizer.step()
-        rates.append(float(rollout.success.float().mean()))
-    return rates
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from vlarl.config.compose import compose
 from vlarl.config.sources import read_tree
 from vlarl.errors import ConfigError
 
-RUNNABLE = ["tiny_metaworld_grpo", "tiny_metaworld_ppo"]
+RUNNABLE = ["tiny_metaworld_grpo", "tiny_metaworld_ppo", "tiny_metaworld_sft"]
 
 
 def test_the_shipped_presets_are_found():

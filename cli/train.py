@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlarl import run_dir
-from vlarl.config import resolved
-from vlarl.config.compose import Composed, build, compose
-from vlarl.config.resume import continued
 from vlarl.errors import ConfigError
 from vlarl.run_dir import RunDir
 
@@ -32,6 +29,7 @@ from .options import (
 from .output import Output
 
 if TYPE_CHECKING:
+    from vlarl.config.compose import Composed
     from vlarl.config.schema import RunConfig
 
 EXAMPLES = (
@@ -123,6 +121,8 @@ def train(
     quiet: QuietOpt = False,
 ) -> None:
     """Improve a policy by reinforcement learning."""
+    from vlarl.config.compose import build
+
     output = Output(json=json, quiet=quiet)
     where = launch.layout(nproc, nnodes, rdzv)
     flags = {"seed": seed, "max_steps": max_steps, "name": name, "run_dir": path}
@@ -152,6 +152,10 @@ def _configuration(
     preset: str | None, given: Sequence[str], *, resume: bool
 ) -> tuple[Composed, Path]:
     """The configuration and the folder of the run."""
+    from vlarl.config import resolved
+    from vlarl.config.compose import compose
+    from vlarl.config.resume import continued
+
     if preset is None and not resume:
         raise ConfigError("name what to train: --preset NAME; `vlarl presets list` shows them")
     if preset is None:
@@ -192,6 +196,7 @@ def _go_back(home: RunDir, step: int) -> None:
 def _write_down(home: RunDir, run: RunConfig, composed: Composed) -> None:
     import json
 
+    from vlarl.config import resolved
     from vlarl.evaluate import versions
 
     run_dir.write_atomic(home.config, resolved.dump(run, composed.sources))

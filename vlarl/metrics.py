@@ -40,15 +40,16 @@ def open_sinks(
     """All sinks a run asked for, as one. Rank 0 only.
 
     config: the resolved configuration, for the backends that show it. resume_step: step of the
-    checkpoint the run continues from; later lines are dropped everywhere. None for a new run.
+    checkpoint the run continues from; later lines are dropped everywhere. None drops all of them.
     Raises ExtraMissing like `require`.
     """
     require(section)
-    if resume_step is not None:
-        truncate_after(run.metrics, resume_step)
+    # Without a checkpoint everything is played again, from before step 0.
+    last = -1 if resume_step is None else resume_step
+    truncate_after(run.metrics, last)
     sinks: list[MetricSink] = [JsonlSink(run.metrics)]
     if section.tensorboard:
-        sinks.append(Guarded("TensorBoard", lambda: TensorBoardSink(run.tensorboard, resume_step)))
+        sinks.append(Guarded("TensorBoard", lambda: TensorBoardSink(run.tensorboard, last)))
     if section.wandb is not None:
         project = section.wandb
         sinks.append(Guarded("Weights & Biases", lambda: WandbSink(run.path, project, config)))
@@ -238,17 +239,18 @@ class Guarded:
 
 
 class TensorBoardSink:
-    """Event files for TensorBoard, written with the `tensorboard` package alone."""
+    """Event files for TensorBoard, written with the `tensorboard` package alone.
 
-    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+    What earlier files of the folder hold after step `last` is hidden.
+    """
+
+    def __init__(self, folder: Path, last: int = -1) -> None:
         writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
         self._event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         self._writer = writer.EventFileWriter(str(folder))
-        if resume_step is not None:
-            # TensorBoard hides what earlier files hold from this step on.
-            start = self._event.SessionLog(status=self._event.SessionLog.START)
-            self._add(resume_step + 1, session_log=start)
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._add(last + 1, session_log=start)
 
     def _add(self, step: int, **content: Any) -> None:
         self._writer.add_event(self._event.Event(step=step, wall_time=time.time(), **content))

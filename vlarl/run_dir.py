@@ -273,6 +273,21 @@ def find_checkpoint(run: RunDir, which: str | None) -> Path:
     raise ConfigError(f"{wanted} in {run.ckpt}; {there}")
 
 
+def drop_after(run: RunDir, step: int) -> None:
+    """Delete the checkpoints after `step`, so that a resume goes on from there. Hold the lock."""
+    for folder in checkpoints(run):
+        if (checkpoint_step(folder) or 0) > step:
+            log.info("dropping %s: the run goes on from step %d", folder, step)
+            remove_checkpoint(folder)
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Delete one checkpoint; cut short, it leaves nothing that looks complete."""
+    doomed = folder.with_name(folder.name + ".tmp")
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
 # --- what the run is doing right now -------------------------------------------------------------
 
 

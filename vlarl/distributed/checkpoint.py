@@ -46,6 +46,7 @@ from vlarl.run_dir import (
     checkpoints,
     latest_checkpoint,
     read_json,
+    remove_checkpoint,
     write_atomic,
 )
 
@@ -156,25 +157,9 @@ def prune(run: RunDir, keep: int) -> None:
     """
     assert keep >= 1
     for folder in checkpoints(run)[:-keep]:
-        _remove(folder)
+        remove_checkpoint(folder)
     for leftover in run.ckpt.glob("*.tmp"):
         shutil.rmtree(leftover)
-
-
-def drop_after(run: RunDir, step: int) -> None:
-    """Delete the checkpoints after `step`: the run goes on from there and makes its own."""
-    for folder in checkpoints(run):
-        number = checkpoint_step(folder)
-        if number is not None and number > step:
-            log.info("dropping %s, the run goes on from step %d", folder, step)
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    # Renamed first: a deletion cut short must not leave something that looks complete.
-    doomed = folder.with_name(folder.name + ".tmp")
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
 
 
 def _together(world: World, action: Callable[[], None]) -> None:

@@ -11,7 +11,10 @@ one.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import warnings
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +115,8 @@ def write(tensors: dict[str, Tensor], folder: Path, world: World) -> None:
     """
     writer = dcp.FileSystemWriter(folder, sync_files=True)
     try:
-        dcp.save(tensors, storage_writer=writer, no_dist=world.size == 1)
+        with _quiet():
+            dcp.save(tensors, storage_writer=writer, no_dist=world.size == 1)
     # It derives from BaseException, so no other handler would see it.
     except CheckpointException as error:
         raise OSError(_first_failure(error)) from error
@@ -139,10 +143,19 @@ def read(
         if key.startswith("optim/"):
             target[key] = _room_for(entry, params[key.split("/")[1]], folder)
     try:
-        dcp.load(target, storage_reader=reader, no_dist=world.size == 1)
+        with _quiet():
+            dcp.load(target, storage_reader=reader, no_dist=world.size == 1)
     except CheckpointException as error:
         raise CorruptFile(f"{folder}: {_first_failure(error)}") from error
     _restore(optimizer, params, settings, target)
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Without torch's remark that there is only one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 def _first_failure(error: CheckpointException) -> str:

@@ -42,6 +42,12 @@ def resolve(run: RunConfig) -> Parts:
     env_spec = env_module.spec(run.env)
     policy_spec = policy_module.spec(run.policy, needs_value=algo.needs_value)
     problems = match(policy_spec, env_spec)
+    if algo.needs_value and policy_spec.value_width != run.algo.value_width(policy_spec.chunk):
+        problems.append(
+            f"algo '{run.algo.name}' needs {run.algo.value_width(policy_spec.chunk)} values per "
+            f"decision but the policy's value head gives {policy_spec.value_width}; "
+            "make algo.reward_level and policy.value agree"
+        )
     if problems:
         raise SpecMismatch("\n".join(problems))
     train, held_out = env_module.trials(run.env, "train"), env_module.trials(run.env, "eval")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vlarl.envs import gl, metaworld
+from vlarl.envs import gl, metaworld, metaworld_sim
 from vlarl.envs.metaworld_tasks import TASKS, goal_vector
 from vlarl.episode import Episode
 from vlarl.errors import DeviceMissing
@@ -138,6 +138,20 @@ def test_experts_succeed_and_success_pays_once(tmp_path):
         assert t.frames["corner4"].shape == (len(t), 64, 64, 3)
         assert t.state.shape == t.action.shape == t.target.shape == (len(t), 4)
         assert np.abs(t.action).max() <= 1
+
+
+def test_physics_that_blows_up_diverges_instead_of_succeeding():
+    sim = metaworld_sim.make(
+        metaworld_sim.SimConfig(
+            goal_seed=0, settle_steps=2, quality="fast", max_size=(64, 64), max_models=1
+        )
+    )
+    sim.reset(episode("reach-v3"))
+    assert sim.step(np.zeros(4, np.float32)) == (False, False)
+    sim._task.env.data.qvel[:] = 1e12
+    assert sim.step(np.zeros(4, np.float32)).diverged
+    sim.reset(episode("reach-v3"))
+    assert not sim.step(np.zeros(4, np.float32)).diverged
 
 
 PACKAGE = """

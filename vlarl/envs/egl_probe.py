@@ -18,6 +18,8 @@ def problem() -> str | None:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError:
         return "libEGL.so.1 is not installed"
+    if not (_loads("libOpenGL.so.0") or _loads("libGL.so.1")):
+        return "neither libOpenGL.so.0 nor libGL.so.1 is installed"
     lookup = egl.eglGetProcAddress
     lookup.restype, lookup.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
     query_at, display_at = lookup(b"eglQueryDevicesEXT"), lookup(b"eglGetPlatformDisplayEXT")
@@ -38,6 +40,14 @@ def problem() -> str | None:
         if display and initialize(display, None, None):
             return None
     return f"none of {count.value} EGL devices initialises"
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -65,8 +65,9 @@ class MetaWorldConfig(EnvSection):
     """Actions per recorded video frame; 4 of 80 Hz makes 20 frames a second."""
     worker_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """Seconds without an answer, start-up included, after which a worker counts as hung."""
-    worker_models: Annotated[Int, Field(ge=1)] = 10
-    """Compiled tasks each simulator process keeps; a task beyond them is compiled at its reset."""
+    worker_models: Annotated[Int, Field(ge=1)] = 4
+    """Compiled tasks each simulator process keeps, at 65 MB (fast) to 145 MB (full) each. A reset
+    to any other task first compiles it, which costs about as much as 20 resets."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

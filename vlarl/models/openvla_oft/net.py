@@ -26,7 +26,8 @@ from vlarl.models.value_head import ValueHead, reset_linear
 
 LM_HEAD = "language_model.lm_head.weight"
 ACTION_ROWS = "language_model.action_rows.weight"
-SHARD_UNITS = (LlamaDecoderLayer, Block, Projector, ValueHead)
+# The value head is a unit of its own, since it may have another dtype than the rest.
+SHARD_UNITS = (LlamaDecoderLayer, Block, ValueHead)
 
 
 class OftOutput(NamedTuple):

@@ -47,7 +47,7 @@ class TinySizes:
 
     hidden: int = 128
     mlp: int = 256
-    layers: int = 4
+    layers: int = 3
     heads: int = 4
     vision_dim: int = 64
     vision_depth: int = 2

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 import vlarl
 from vlarl.errors import VlarlError
 
-from . import collect, compare, config, doctor, plot, presets, sft, train
+from . import collect, compare, config, doctor, plot, presets, sft, train, video
 from . import eval as eval_
 from .errors import report
 from .options import examples
@@ -92,6 +92,7 @@ app.add_typer(config.app, name="config")
 app.command("collect", epilog=examples(*collect.EXAMPLES))(collect.collect)
 app.command("sft", epilog=examples(*sft.EXAMPLES))(sft.sft)
 app.command("train", epilog=examples(*train.EXAMPLES))(train.train)
+app.command("video", epilog=examples(*video.EXAMPLES))(video.video)
 app.command("eval", epilog=examples(*eval_.EXAMPLES))(eval_.evaluate)
 app.command("compare", epilog=examples(*compare.EXAMPLES))(compare.compare)
 app.command("plot", epilog=examples(*plot.EXAMPLES))(plot.plot)

@@ -38,7 +38,8 @@ class Clip:
     """The recorded frames of one episode and what to write under them.
 
     frames: [F, H, W, 3] uint8. episode: its index in the plan. caption: e.g. task and trial.
-    steps_per_frame: actions between two frames. total_reward: the episode's return, when known.
+    total_reward: the episode's return, when known. steps_per_frame: actions between two frames.
+    num_steps: actions of the whole episode, when the last frame came off the beat.
     """
 
     frames: np.ndarray
@@ -47,6 +48,12 @@ class Clip:
     episode: int
     total_reward: float | None = None
     steps_per_frame: int = 1
+    num_steps: int | None = None
+
+    def step(self, t: int) -> int:
+        """How many actions came before frame t."""
+        last = len(self.frames) - 1
+        return self.num_steps if t == last and self.num_steps else t * self.steps_per_frame
 
 
 def write_video(
@@ -212,8 +219,7 @@ def _label(clip: Clip, t: int, width: int, *, ended: bool) -> np.ndarray:
     """[_LABEL_HEIGHT, width, 3]: caption; step, return and, once ended, the mark."""
     picture = Image.new("RGB", (width, _LABEL_HEIGHT), _BACKGROUND)
     draw = ImageDraw.Draw(picture)
-    steps = (len(clip.frames) - 1) * clip.steps_per_frame
-    second = f"step {t * clip.steps_per_frame}/{steps}"
+    second = f"step {clip.step(t)}/{clip.step(len(clip.frames) - 1)}"
     if clip.total_reward is not None:
         second += f"  return {clip.total_reward:.3g}"
     room = width - 2 * _MARGIN

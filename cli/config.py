@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,11 @@ from vlarl.errors import ConfigError
 
 from .options import JsonOpt, OverridesArg, PresetOpt, QuietOpt, complete_preset, examples
 from .output import Output, to_json
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from vlarl.config.compose import Composed
 
 EXAMPLES = (
     "vlarl config show --preset tiny_metaworld_grpo optim.lr=1e-5 --sources",
@@ -34,11 +39,11 @@ def show(
     json: JsonOpt = False,
 ) -> None:
     """Print every setting of a run, defaults included, as YAML."""
-    from vlarl.config.compose import build, compose
+    from vlarl.config.compose import compose
     from vlarl.config.resolved import resolved, to_yaml
 
     composed = compose(preset, overrides or ())
-    full = resolved(build(composed), composed.sources)
+    full = resolved(_build(composed), composed.sources)
     data = {"config": full.values, "sources": full.sources} if sources else full.values
     Output(json=json).result(data, text=to_yaml(full, with_sources=sources))
 
@@ -57,13 +62,13 @@ def validate(
     quiet: QuietOpt = False,
 ) -> None:
     """Check presets or .yaml files; exit code 2 when one is wrong."""
-    from vlarl.config.compose import build, compose
+    from vlarl.config.compose import compose
 
     out = Output(json=json, quiet=quiet)
     rows, wrong = [], []
     for name in preset:
         try:
-            build(compose(name))
+            _build(compose(name))
             problems = []
         except ConfigError as error:
             problems = str(error).splitlines()
@@ -77,7 +82,7 @@ def validate(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of preset files, for editors."""
+    """Print the JSON schema of presets of `vlarl train`, for editors."""
     from vlarl.config.editor import preset_schema
 
     Output().result(None, text=to_json(preset_schema()))
@@ -99,3 +104,11 @@ def diff(
         {"key": key, "a": left, "b": right} for key, left, right in differences(a.values, b.values)
     ]
     out.table(rows, ident="key")
+
+
+def _build(composed: Composed) -> BaseModel:
+    """The config of the command that the preset is for."""
+    from vlarl import sft_config
+    from vlarl.config.compose import build, command_of
+
+    return sft_config.build(composed) if command_of(composed) == "sft" else build(composed)

@@ -39,17 +39,18 @@ def list_(
 ) -> None:
     """List the presets that can be run."""
     from vlarl.config import presets
-    from vlarl.config.compose import compose
+    from vlarl.config.compose import command_of, compose
 
     out = Output(json=json, quiet=quiet)
     wanted = {"env": env, "policy": policy, "algo": algo}
     rows = []
     for name in presets.names():
-        values = compose(name).values
-        uses = {kind: _name(values.get(kind)) for kind in wanted}
+        composed = compose(name)
+        uses = {kind: _name(composed.values.get(kind)) for kind in wanted}
         if all(wish in (None, uses[kind]) for kind, wish in wanted.items()):
+            about = presets.description(presets.read(name))
             rows.append(
-                {"name": name, **uses, "description": presets.description(presets.read(name))}
+                {"name": name, "command": command_of(composed), **uses, "description": about}
             )
     out.table(rows, ident="name")
 
@@ -71,11 +72,12 @@ def copy(
 ) -> None:
     """Copy a preset to a file to edit. Never overwrites."""
     from vlarl.config import presets
+    from vlarl.config.compose import command_of, compose
 
     out = Output(json=json, quiet=quiet)
     path = presets.copy(name, file)
     out.result({"path": path}, text=str(path), ident=path)
-    out.hint(f"edit it, then: vlarl train --preset {path}")
+    out.hint(f"edit it, then: vlarl {command_of(compose(name))} --preset {path}")
 
 
 @app.command()

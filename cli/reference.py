@@ -63,22 +63,33 @@ def presets_markdown() -> str:
     """docs/presets.md: the shipped presets, then every setting. Imports every plug-in."""
     from vlarl import registry
     from vlarl.config import presets, schema
-    from vlarl.config.explain import section_of
+    from vlarl.sft_config import SftConfig
 
     parts = [_PRESETS_HEADER, "## Shipped presets\n"]
     parts += [
         f"### {name}\n\n```yaml\n{presets.read(name).rstrip()}\n```\n"
         for name in presets.all_names()
     ]
-    parts += ["## Settings\n", _settings("Run", "", schema.RunConfig)]
-    for key, field in schema.RunConfig.model_fields.items():
-        if key in registry.KINDS:
-            for name in registry.names(key):
-                config = registry.module(key, name).Config
-                parts.append(_settings(f"`{key}`, name: {name}", f"{key}.", config))
-        elif section := section_of(field.annotation):
-            parts.append(_settings(f"`{key}`", f"{key}.", section))
+    parts += ["## Settings of `vlarl train`\n", *_sections(schema.RunConfig)]
+    parts.append("## Plug-ins\n")
+    for kind in registry.KINDS:
+        for name in registry.names(kind):
+            config = registry.module(kind, name).Config
+            parts.append(_settings(f"`{kind}`, name: {name}", f"{kind}.", config))
+    parts += ["## Settings of `vlarl sft`\n", *_sections(SftConfig)]
     return "\n".join(parts)
+
+
+def _sections(model: Any) -> Iterator[str]:
+    """A table of the keys at the top, then one for each section that is not a plug-in's."""
+    from vlarl import registry
+    from vlarl.config.explain import section_of
+
+    yield _settings("At the top", "", model)
+    for key, field in model.model_fields.items():
+        section = section_of(field.annotation)
+        if section and key not in registry.KINDS and isinstance(field.default, section):
+            yield _settings(f"`{key}`", f"{key}.", section)
 
 
 def _commands() -> Iterator[tuple[str, Any]]:

@@ -19,6 +19,12 @@ def test_show_is_a_complete_preset(tmp_path):
     assert build(compose(file)) == build(compose(NAME, ["optim.lr=1e-5"]))
 
 
+def test_show_and_validate_know_presets_of_sft():
+    done = RUN.invoke(app, ["config", "show", "--preset", "tiny_metaworld_sft", "--json"])
+    assert "augment" in json.loads(done.stdout)
+    assert RUN.invoke(app, ["config", "validate", "tiny_metaworld_sft"]).exit_code == 0
+
+
 def test_show_says_where_values_come_from():
     args = ["config", "show", "--preset", NAME, "optim.lr=1e-5", "--sources"]
     lines = RUN.invoke(app, args).stdout.splitlines()

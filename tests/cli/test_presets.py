@@ -21,7 +21,7 @@ def test_list_filters_and_answers_in_json():
     done = RUN.invoke(app, ["presets", "list", "--algo", "ppo", "--json"])
     rows = json.loads(done.stdout)
     assert [row["name"] for row in rows] == ["tiny_metaworld_ppo"]
-    assert rows[0]["env"] == "metaworld"
+    assert (rows[0]["env"], rows[0]["command"]) == ("metaworld", "train")
     assert rows[0]["description"].startswith("PPO ")
     assert RUN.invoke(app, ["presets", "list", "--env", "x", "-q"]).stdout == ""
     assert RUN.invoke(app, ["presets", "list", "-q"]).stdout.split() == presets.names()
@@ -42,6 +42,8 @@ def test_copy_prints_the_path_and_does_not_overwrite(tmp_path, monkeypatch):
     done = RUN.invoke(app, ["presets", "copy", NAME, "mine.yaml"])
     assert (done.exit_code, done.stdout) == (0, "mine.yaml\n")
     assert done.stderr == "edit it, then: vlarl train --preset mine.yaml\n"
+    done = RUN.invoke(app, ["presets", "copy", "tiny_metaworld_sft"])
+    assert done.stderr == "edit it, then: vlarl sft --preset tiny_metaworld_sft.yaml\n"
     (tmp_path / "mine.yaml").write_text("# mine\n")
     done = RUN.invoke(app, ["presets", "copy", NAME, "mine.yaml"])
     assert (done.exit_code, done.stdout) == (2, "")

@@ -6,6 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from vlarl.assets import store
 from vlarl_cli.main import app
 from vlarl_cli.reference import cli_markdown, presets_markdown, surface
 
@@ -52,11 +53,29 @@ def test_examples_use_options_that_exist(line):
 
 
 @pytest.mark.parametrize(
-    "line", [line for line in EXAMPLES if line.split()[1:2][0] in ("presets", "config")]
+    "line",
+    [line for line in EXAMPLES if line.split()[1] in ("presets", "config") and "runs/" not in line],
 )
 def test_examples_of_presets_and_config_run(line, tmp_path, monkeypatch):
-    if "runs/" in line:
-        pytest.skip("needs two runs; test_config compares runs")
     monkeypatch.chdir(tmp_path)
     done = RUN.invoke(app, shlex.split(line.partition(" > ")[0])[1:])
     assert done.exit_code == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("tiny-oft-metaworld" not in store.names(), reason="needs the tiny checkpoint")
+@pytest.mark.parametrize(
+    "line",
+    [
+        line
+        for line in EXAMPLES
+        if line.split()[1] in ("train", "eval", "collect")
+        and not any(word in line for word in ("runs/", "--resume", "--from"))
+    ],
+)
+def test_examples_pass_their_dry_run_and_leave_nothing(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(line.partition(" > ")[0])[1:]
+    done = RUN.invoke(app, [*words, *["--dry-run"]["--dry-run" in words :]])
+    assert done.exit_code == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []

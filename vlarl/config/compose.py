@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 
@@ -51,6 +51,11 @@ def compose(preset: str | Path, overrides: Sequence[str] = ()) -> Composed:
     name = Path(file).stem
     tree.setdefault("name", Leaf(name, file))
     return Composed(name, _values(tree), dict(_sources(tree)))
+
+
+def command_of(composed: Composed) -> Literal["train", "sft"]:
+    """The command a preset is for: one that names trajectories under `data` is for `vlarl sft`."""
+    return "sft" if "data" in composed.values else "train"
 
 
 def parse_overrides(overrides: Iterable[str]) -> Tree:

@@ -13,7 +13,8 @@ import torch
 from vlarl.batch import Observation
 from vlarl.models.openvla_oft.tiny import init_tiny
 from vlarl.noise import stream
-from vlarl.policies.openvla_oft import OftConfig, OftPolicy, load
+from vlarl.policies.oft_policy import OftPolicy
+from vlarl.policies.openvla_oft import OftConfig, load
 
 PROMPTS = (
     "press the button from the top",

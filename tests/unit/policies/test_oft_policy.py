@@ -48,7 +48,7 @@ def fresh(folder, **fields):
 )
 def test_contract(tiny_folder, tmp_path, fields):
     one = fresh(tiny_folder, **fields)
-    if one.lora is not None:
+    if one.lora_scale is not None:
         # B = 0 hides the adapters and cuts the gradient to A.
         for name, param in one.module.named_parameters():
             if ".lora_B." in name:

@@ -177,6 +177,17 @@ def test_a_worker_killed_between_messages_is_replaced(make):
     assert env.recv(1)[1].obs.state.item() == 4
 
 
+def test_ctrl_c_leaves_the_decision_to_the_parent(make):
+    env = make()
+    env.reset([0], [episode(0)])
+    env.recv(1)
+    pids = env.pids()
+    os.kill(pids[0], signal.SIGINT)  # a terminal sends it to the whole group
+    env.send([0], actions(1))
+    assert env.recv(1)[1].obs.state.item() == 2
+    assert env.pids() == pids
+
+
 def test_a_worker_that_hangs_is_replaced(make, tmp_path):
     start = time.monotonic()
     env = make(fail="hang", once=tmp_path / "hung", timeout_s=4.0)

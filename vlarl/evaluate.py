@@ -78,10 +78,11 @@ def evaluate(
     plan: the whole plan, the same on every rank; rank r plays every size-th episode from r on, with
     any number of slots. temperature: 0 is greedy. seed: root of the sampling noise, whose path is
     (seed, "eval"), so an episode's noise is the same in every evaluation of that seed.
-    stages: as in `play`. protocol, groups: as in EvalResult; the dtypes in use are added. on_episode: called on the rank that
-    played an episode, as it ends. on_frames: likewise, for episodes with `record` only, which then
-    have their frames; nothing else keeps them. should_stop: asked between decisions; once true on
-    any rank that rank starts nothing new and the result names what is missing.
+    stages: as in `play`. protocol, groups: as in EvalResult; the dtypes in use are added.
+    on_episode: called on the rank that played an episode, as it ends. on_frames: likewise, for
+    episodes with `record` only, which then have their frames; nothing else keeps them.
+    should_stop: asked between decisions; once true on any rank that rank starts nothing new and the
+    result names what is missing.
 
     Raises:
         RunFailed: when, unless stopped, an episode of the plan is missing, or one came twice.

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from vlarl.batch import Observation
 from vlarl.config.schema import ComputeSection
 from vlarl.distributed import checkpoint
 from vlarl.distributed.shard import (
@@ -21,6 +22,9 @@ from vlarl.distributed.shard import (
     shard,
 )
 from vlarl.distributed.world import World, init_world
+from vlarl.models.openvla_oft.tiny import TinySizes, init_tiny
+from vlarl.policies.openvla_oft import LoraSection, OftConfig, OftPolicy
+from vlarl.policies.openvla_oft import load as load_policy
 
 
 class Block(nn.Module):
@@ -224,6 +228,61 @@ def job_one_rank_fails(world: World, compute: ComputeSection, folder: Path) -> o
     return world.all_gather_object(mine)
 
 
+def _policy(folder: Path, world: World, compute: ComputeSection, lora: bool) -> OftPolicy:
+    path = folder / f"tiny-{world.rank}"
+    if not path.exists():
+        bounds = {"q01": [-1.0] * 4, "q99": [1.0] * 4, "mask": [True] * 4}
+        init_tiny(
+            path, prompts=["push the button", "reach"],
+            statistics={"action": bounds}, key="made_up",
+            action_dims=4, chunk=2, image_size=28, seed=world.rank,
+            sizes=TinySizes(hidden=32, mlp=48, layers=2, heads=2, vision_dim=16, vision_depth=1,
+                            vision_heads=2, vision_mlp=24, max_vocab=320),
+        )  # fmt: skip
+    cfg = OftConfig(checkpoint=str(path), lora=LoraSection(rank=2) if lora else None)
+    policy = load_policy(cfg, device=torch.device("cpu"), needs_value=True)
+    shard(policy.module, policy.shard_units, world, compute)
+    return policy
+
+
+def _observation(n: int) -> Observation:
+    generator = torch.Generator().manual_seed(3)
+    frames = torch.randint(0, 256, (n, 28, 28, 3), generator=generator, dtype=torch.uint8)
+    words = tuple("push the button" if i % 2 else "reach" for i in range(n))
+    return Observation(images={"front": frames}, state=torch.zeros(n, 0), instruction=words)
+
+
+def job_policy(world: World, compute: ComputeSection, folder: Path) -> object:
+    """OpenVLA-OFT: act, score what was sampled, sum the gradients; with and without adapters."""
+    result = {}
+    for lora in (False, True):
+        policy = _policy(folder, world, compute, lora)
+        params = [p for group in policy.param_groups().values() for p in group]
+        obs, keys = _observation(8), torch.arange(8)
+        with full_weights(policy.module):
+            for _ in range(world.rank + 1):  # ranks act different numbers of times
+                acted = policy.act(obs, temperature=1.0, keys=keys)
+        mine = torch.arange(8)[world.rank :: world.size]
+        trace = {name: x[mine] for name, x in acted.trace.items()}
+        scored = policy.evaluate(obs.select(mine), trace, temperature=1.0)
+        loss = (scored.logprob.mean(dim=(1, 2)) * mine).sum() + scored.value.square().sum()
+        loss.backward()
+        reduce_gradients(params, world)
+        norm = clip_grad_norm(params, 1e9, world)
+        result[f"lora={lora}"] = {
+            "token": acted.trace["token"],
+            "drift": world.all_max((scored.logprob - acted.logprob[mine]).abs().max()),
+            "loss": world.all_sum(loss.detach()),
+            "norm": norm,
+            "grads": {n: g for n, g in full_grads(policy.module).items() if g is not None},
+        }
+        out = folder / f"saved-{lora}"
+        full = full_state_dict(policy.module, world)
+        if world.is_main:
+            policy.save(out, full)
+    return result
+
+
 def main() -> None:
     jobs, folder, mode = sys.argv[1].split(","), Path(sys.argv[2]), sys.argv[3]
     compute = ComputeSection(
@@ -231,6 +290,7 @@ def main() -> None:
         threads=1,
         shard="none" if mode == "none" else "fsdp2",
         activation_checkpointing=mode == "fsdp2+recompute",
+        param_dtype="bf16" if mode == "fsdp2+bf16" else "fp32",
     )
     world = init_world(compute)
     for job in jobs:

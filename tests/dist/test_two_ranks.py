@@ -50,10 +50,11 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Playe
     @cache
     def once(ranks: int, mode: str) -> Played:
         folder = tmp_path_factory.mktemp(f"ranks{ranks}-{mode}")
-        jobs = "gradients,train,uneven_rollout,save"
+        jobs = "gradients,train,uneven_rollout,save,policy"
         if ranks > 1:
             jobs += ",world,one_rank_fails" + (",one_sided_gradient" if mode == "none" else "")
-        launch("gradients" if "recompute" in mode else jobs, folder, ranks, mode)
+        few = {"fsdp2+recompute": "gradients,policy", "fsdp2+bf16": "policy"}
+        launch(few.get(mode, jobs), folder, ranks, mode)
         return Played(folder)
 
     return once
@@ -89,6 +90,34 @@ def test_two_ranks_sum_to_the_gradient_of_one(mode: str, play: Play) -> None:
     torch.testing.assert_close(both["norm"], alone["norm"], atol=1e-6, rtol=0)
     close(both["grads"], alone["grads"], atol=1e-6)
     close(both["clipped"], alone["clipped"], atol=1e-6)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_real_policy_learns_the_same_on_two_ranks(mode: str, lora: bool, play: Play) -> None:
+    one, two = (play(ranks, m)["policy"][f"lora={lora}"] for ranks, m in ((1, "none"), (2, mode)))
+    assert torch.equal(one["token"], two["token"]), "sampling must not depend on the ranks"
+    assert two["drift"] < 1e-5, "act and evaluate must agree"
+    torch.testing.assert_close(two["loss"], one["loss"], rtol=1e-6, atol=0)
+    torch.testing.assert_close(two["norm"], one["norm"], rtol=1e-6, atol=0)
+    # Float32 sums in another order: relative to the whole gradient.
+    close(two["grads"], one["grads"], atol=1e-6 * float(one["norm"]))
+
+
+def test_bfloat16_shards_stay_close_and_adapters_mix_with_frozen_weights(play: Play) -> None:
+    one, two = play(1, "none")["policy"], play(2, "fsdp2+bf16")["policy"]
+    for kind in ("lora=False", "lora=True"):
+        assert two[kind]["drift"] < 0.05, "bf16 has 8 bits"
+        torch.testing.assert_close(two[kind]["loss"], one[kind]["loss"], rtol=0.05, atol=0)
+        assert {g.dtype for g in two[kind]["grads"].values()} == {torch.float32}
+
+
+def test_a_sharded_policy_is_saved_like_a_whole_one(play: Play) -> None:
+    whole, shards = play(1, "none").folder, play(2, "fsdp2").folder
+    for name in ("saved-False", "saved-True"):
+        files = {p.name: p.read_bytes() for p in (whole / name).iterdir()}
+        assert any(file.endswith(".safetensors") for file in files)
+        assert files == {p.name: p.read_bytes() for p in (shards / name).iterdir()}
 
 
 @pytest.mark.parametrize(("ranks", "mode"), [(2, "none"), (2, "fsdp2"), (1, "fsdp2")])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -22,9 +23,9 @@ from vlarl.distributed.shard import (
     shard,
 )
 from vlarl.distributed.world import World, init_world
-from vlarl.models.openvla_oft.tiny import TinySizes, init_tiny
-from vlarl.policies.openvla_oft import LoraSection, OftConfig, OftPolicy
-from vlarl.policies.openvla_oft import load as load_policy
+
+if TYPE_CHECKING:
+    from vlarl.policies.openvla_oft import OftPolicy
 
 
 class Block(nn.Module):
@@ -229,6 +230,10 @@ def job_one_rank_fails(world: World, compute: ComputeSection, folder: Path) -> o
 
 
 def _policy(folder: Path, world: World, compute: ComputeSection, lora: bool) -> OftPolicy:
+    # Here, since most jobs do without and the import takes longer than the jobs.
+    from vlarl.models.openvla_oft.tiny import TinySizes, init_tiny
+    from vlarl.policies.openvla_oft import LoraSection, OftConfig, load
+
     path = folder / f"tiny-{world.rank}"
     if not path.exists():
         bounds = {"q01": [-1.0] * 4, "q99": [1.0] * 4, "mask": [True] * 4}
@@ -240,7 +245,7 @@ def _policy(folder: Path, world: World, compute: ComputeSection, lora: bool) -> 
                             vision_heads=2, vision_mlp=24, max_vocab=320),
         )  # fmt: skip
     cfg = OftConfig(checkpoint=str(path), lora=LoraSection(rank=2) if lora else None)
-    policy = load_policy(cfg, device=torch.device("cpu"), needs_value=True)
+    policy = load(cfg, device=torch.device("cpu"), needs_value=True)
     shard(policy.module, policy.shard_units, world, compute)
     return policy
 

@@ -155,3 +155,12 @@ def test_a_failing_backend_warns_once_and_the_run_goes_on(tmp_path, name, monkey
     again.close()
     assert tracker.settings[1]["id"] == tracker.settings[0]["id"], "a resumed run is the same run"
     assert tracker.finished == 1
+
+
+def test_a_restart_without_a_checkpoint_starts_an_empty_record(tmp_path):
+    run = RunDir(tmp_path)
+    write(run.metrics, 0, 1, 2)
+    sink = metrics.open_sinks(run, QUIET, {}, resume_step=None)
+    sink.write(0, {"eval/success_once": 0.5})
+    sink.close()
+    assert steps(run.metrics) == [0]

@@ -7,10 +7,11 @@ A plug-in module offers:
              `spec(cfg) -> EnvSpec` (cheap: no simulator process, no rendering),
              `trials(cfg, split) -> dict[str, tuple[int, ...]]` (task -> trial ids; split "train" or
              "eval", sharing no initial state), `suites() -> tuple[str, ...]`,
-             `instruction(task) -> str`, and, where there is a scripted expert,
+             `instruction(task) -> str`, `groups(cfg) -> dict[str, tuple[str, ...]]` (name -> tasks,
+             for averages in results; may be empty), and, where there is a scripted expert,
              `demonstrate(cfg, episodes, *, noise_std, seed) -> Iterator[Trajectory]`
   policy     `Config` (a PolicySection), `spec(cfg) -> PolicySpec` (reads small files only) and
-             `load(cfg, *, device, needs_value) -> Policy`
+             `load(cfg, *, device, needs_value, train) -> Policy` and `recognises(folder) -> bool`
   algorithm  `Config` (an AlgoSection) and `ALGORITHM`
 Third parties register with entry points in the groups vlarl.envs, vlarl.policies and vlarl.algos.
 """

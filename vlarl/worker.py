@@ -7,6 +7,7 @@ a note of how it ended for the launcher.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -108,28 +109,31 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    config = build(resolved.load(folder.config))
-    world = init_world(config.compute)
-    if not world.is_main:
-        logging.getLogger().setLevel(logging.WARNING)
-    end = RankExit(rank=world.rank, code=0)
+    rank = int(os.environ.get("RANK", "0"))
+    world = None
     try:
+        config = build(resolved.load(folder.config))
+        world = init_world(config.compute)
+        if not world.is_main:
+            logging.getLogger().setLevel(logging.WARNING)
         run(folder, config, world, should_stop)
+        end = RankExit(rank=rank, code=0)
     except Stopped:
-        end = RankExit(rank=world.rank, code=INTERRUPTED, kind="Stopped", message="interrupted")
+        end = RankExit(rank=rank, code=INTERRUPTED, kind="Stopped", message="interrupted")
     except VlarlError as error:
         log.error("%s", error)
         end = RankExit(
-            rank=world.rank,
+            rank=rank,
             code=error.exit_code,
             kind=type(error).__name__,
             message=str(error),
             fix=error.fix if isinstance(error, MissingError) else "",
         )
-    if end.code and world.is_main:
+    if end.code and rank == 0:
         _publish_failure(folder, end)
     run_dir.write_exit(folder, end)
-    world.close()
+    if world is not None:
+        world.close()
     return end.code
 
 

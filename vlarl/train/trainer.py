@@ -79,24 +79,31 @@ class Trainer:
         """
         run, state = self.run, self.state
         if state.step == 0 and run.eval.ends:
-            self.sink_write(0, self.evaluate(0, Clock()))
-        while state.step < run.max_steps:
-            clock, metrics = Clock(), {}
-            with clock("step"):
-                metrics |= self.iterate(clock)
-                step = state.step
-                last = step == run.max_steps
-                if (run.eval.every and step % run.eval.every == 0) or (last and run.eval.ends):
-                    metrics |= self.evaluate(step, clock)
-            # The metrics line is on disk before the checkpoint, so a resumed run lacks no line.
-            self.sink_write(step, {**metrics, **clock.seconds})
-            if step % run.save.every == 0 or last:
-                self.save()
+            self.sink_write(0, self.evaluate(0))
+        while True:
+            if state.pending is not None:
+                self.finish(state.step, state.pending)
+            if state.step >= run.max_steps:
+                break
+            state.pending = self.iterate()
         self.publish("done", 0, 0)
 
-    def iterate(self, clock: Clock) -> dict[str, float]:
+    def finish(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Everything that is due after an iteration: evaluation, metrics line, checkpoint.
+
+        The line is on disk before the checkpoint, so a resumed run lacks no line.
+        """
+        run, last = self.run, step == self.run.max_steps
+        if (run.eval.every and step % run.eval.every == 0) or (last and run.eval.ends):
+            metrics = {**metrics, **self.evaluate(step)}
+        self.sink_write(step, metrics)
+        self.state.pending = None
+        if step % run.save.every == 0 or last:
+            self.save()
+
+    def iterate(self) -> dict[str, float]:
         """One iteration: a rollout and its updates."""
-        run, world, step = self.run, self.world, self.state.step
+        run, world, step, clock = self.run, self.world, self.state.step, Clock()
         with clock("generate_rollouts"):
             rollout = self.play(step)
         with clock("cal_adv_and_returns"):
@@ -119,9 +126,11 @@ class Trainer:
                 on_update=lambda done, total: self.publish("update", done, total),
             )
         self.state.step += 1
+        spent = clock.seconds
+        spent["time/step"] = sum(spent.values())
         actions = metrics["env/episode_len"] * metrics["env/num_trajectories"]
-        clock.seconds["time/env_steps_per_s"] = actions / clock.seconds["time/generate_rollouts"]
-        return {**metrics, **numbers}
+        spent["time/env_steps_per_s"] = actions / spent["time/generate_rollouts"]
+        return {**metrics, **numbers, **spent}
 
     def play(self, step: int) -> Rollout:
         """This rank's share of the iteration's plan, played."""
@@ -183,9 +192,9 @@ class Trainer:
                 "success between 10 % and 90 %, or raise rollout.temperature or patience"
             )
 
-    def evaluate(self, step: int, clock: Clock) -> dict[str, float]:
+    def evaluate(self, step: int) -> dict[str, float]:
         """Play the held-out plan; write the result file, and a video after the last iteration."""
-        run, world = self.run, self.world
+        run, world, clock = self.run, self.world, Clock()
         last = step == run.max_steps
         trials = self.parts.eval_trials
         plan = eval_plan(trials, episodes=run.eval.episodes, record=run.eval.video if last else 0)
@@ -226,7 +235,7 @@ class Trainer:
         if shown is not None:
             result.save(self.folder.eval / f"step_{step:06d}.json", overwrite=True)
             self.write_video([clip for part in shown for clip in part], step)
-        return result.metrics()
+        return {**result.metrics(), **clock.seconds}
 
     def clip(self, outcome: Outcome) -> Clip:
         """A recorded episode, captioned."""
@@ -238,6 +247,7 @@ class Trainer:
             success=outcome.success,
             episode=episode.index,
             total_reward=outcome.total_reward,
+            num_steps=outcome.num_steps,
             steps_per_frame=self.parts.env_spec.video_every,
         )
 
@@ -267,7 +277,7 @@ class Trainer:
             checkpoint.prune(self.folder, self.run.save.keep)
 
     def stop_together(self, wanted: bool) -> None:
-        """Leave the loop on all ranks when one wants to."""
+        """Leave the loop on all ranks when one wants to; save what is finished."""
         if self.world.all_max(torch.tensor(float(wanted))) == 0:
             return
         if self.state.step and not self.folder.checkpoint(self.state.step).is_dir():

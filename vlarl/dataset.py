@@ -248,7 +248,8 @@ def open_(folder: Path) -> DataSet:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         raise AssetMissing(
-            f"no data set in {folder}: there is no {INDEX}", fix=f"vlarl collect --suite SUITE --to {folder}"
+            f"no data set in {folder}: there is no {INDEX}",
+            fix=f"vlarl collect --suite SUITE --to {folder}",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise CorruptFile(f"cannot read {path}: {error}") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlarl import registry
-from vlarl.assets import store
+from vlarl.assets import companion, store
 from vlarl.config import resolved
 from vlarl.config.compose import CLI, compose, merge, parse_overrides
 from vlarl.config.sources import Leaf, Tree
@@ -38,7 +38,7 @@ class Wanted:
 def set_up(wanted: Wanted, *, out: Callable[[Subject, str], Path]) -> tuple[EvalJob, Subject]:
     """The validated job and what it evaluates. Nothing is loaded or started.
 
-    Settings come from the run's config or the preset, then the command's fields and overrides; seed
+    Settings come from the run's config, the preset or the note beside the checkpoint, then the command's fields and overrides; seed
     and temperature too (that of the run's own evaluations), else 0. out: makes the result file's
     name from the subject and the env's name.
 
@@ -74,7 +74,8 @@ def _base(wanted: Wanted) -> tuple[Subject, Mapping[str, Any], str]:
             raise ConfigError("name what to evaluate: a CHECKPOINT, a RUN or --preset")
         subject = find_subject(wanted.checkpoint)
         if subject.run is None:
-            return subject, {}, ""
+            env = companion.read_env(subject.checkpoint)
+            return subject, {"env": env} if env else {}, companion.FILE
         return subject, resolved.load(subject.run.config).values, str(subject.run.config)
     values = compose(wanted.preset).values
     subject = find_subject(wanted.checkpoint or str(values["policy"]["checkpoint"]))
@@ -85,7 +86,7 @@ def _base(wanted: Wanted) -> tuple[Subject, Mapping[str, Any], str]:
 
 def _inherited(values: Mapping[str, Any]) -> dict[str, Any]:
     """Seed and temperature of the run's own evaluations."""
-    if not values:
+    if "rollout" not in values:
         return {}
     own = values.get("eval", {}).get("temperature")
     rollout = values.get("rollout", {}).get("temperature", 1.0)
@@ -102,7 +103,7 @@ def _policy(subject: Subject, values: Mapping[str, Any], source: str) -> Tree:
 def _env(wanted: Wanted, values: Mapping[str, Any], source: str) -> Tree:
     base = _section(values, "env", source)
     if wanted.suite is None:
-        if not base:
+        if not base or source == companion.FILE:
             raise ConfigError(
                 "--suite is needed with a bare checkpoint; suites: " + ", ".join(_all_suites())
             )

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vlarl import dataset, registry, run_dir, sft_data
+from vlarl.assets import companion
 from vlarl.batch import Observation
 from vlarl.config.resolved import dump
 from vlarl.distributed.shard import autocast, shard
@@ -146,7 +147,7 @@ def train_sft(
         )
     finally:
         sink.close()
-    return _save(policy, folder, step)
+    return _save(policy, folder, step, prepared.data[0].origin.env)
 
 
 def _make_fresh(cfg: SftConfig, samples: Samples, to: Path, data: dataset.DataSet) -> Path:
@@ -338,11 +339,12 @@ def _spread(rows: Tensor, count: int) -> Tensor:
     return rows[torch.linspace(0, len(rows) - 1, count).round().long()]
 
 
-def _save(policy: Policy, folder: RunDir, step: int) -> Path:
+def _save(policy: Policy, folder: RunDir, step: int, env: Mapping[str, Any]) -> Path:
     """ckpt/step_N/policy. The manifest comes last: it makes the checkpoint complete."""
     target = folder.checkpoint(step)
     target.mkdir(parents=True)
     policy.save(target / "policy")
+    companion.write_env(target / "policy", env)
     manifest = {"kind": "sft", "step": step}
     run_dir.write_atomic(target / run_dir.MANIFEST, json.dumps(manifest, indent=1))
     return target / "policy"

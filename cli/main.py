@@ -106,6 +106,12 @@ def main() -> None:
         args = ["--debug", *(a for a in args if a != "--debug")]
     try:
         app(args, prog_name="vlarl")
+    except OSError as error:  # a full or read-only disk, a folder of somebody else
+        if debug:
+            raise
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print_error(f"{where}{error.strerror or error}; --debug shows where")
+        sys.exit(1)
     except Exception as error:
         if debug:
             raise

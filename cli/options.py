@@ -6,6 +6,8 @@ value of the first.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -75,12 +77,18 @@ def merge_overrides(args: list[str] | None, **flags: object) -> list[str]:
     """KEY=VALUE arguments plus sugar flags that were given (`max_steps=3` -> "max_steps=3").
 
     A flag left at None adds nothing. A double underscore in a flag's name stands for a dot:
-    `rollout__temperature`.
+    `rollout__temperature`. Words and paths are quoted, so that `--name 7` stays a word.
     """
     named = [
-        f"{key.replace('__', '.')}={value}" for key, value in flags.items() if value is not None
+        f"{key.replace('__', '.')}={_as_yaml(value)}"
+        for key, value in flags.items()
+        if value is not None
     ]
     return [*(args or []), *named]
+
+
+def _as_yaml(value: object) -> str:
+    return json.dumps(str(value)) if isinstance(value, (str, Path)) else str(value)
 
 
 def examples(*lines: str) -> str:

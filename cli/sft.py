@@ -60,11 +60,13 @@ def sft(
         f"{prepared.num_samples} samples, {cfg.optim.steps} steps of {cfg.optim.batch} "
         f"-> {cfg.folder}"
     )
+    from vlarl import run_dir as runs
+
     if dry_run:
+        runs.check(cfg.folder, overwrite=overwrite)
         found = {"run_dir": cfg.folder, "config": cfg.model_dump(mode="json")}
         out.result(found, text=f"would train into {cfg.folder}", ident=cfg.folder)
         return
-    from vlarl import run_dir as runs
     from vlarl.distributed.world import init_world
     from vlarl.eval_job import stop_on_signals
     from vlarl.sft import train_sft

@@ -133,6 +133,7 @@ def train(
     _check(run, where.nproc * where.nnodes)
     start = launch.command(RunDir(folder), where)
     if dry_run:
+        run_dir.check(folder, resume=resume, overwrite=overwrite)
         _explain(output, run, folder, start)
         return
     launch.refuse_nested(os.environ, RunDir(folder))
@@ -153,21 +154,23 @@ def _configuration(
 ) -> tuple[Composed, Path]:
     """The configuration and the folder of the run."""
     from vlarl.config import resolved
-    from vlarl.config.compose import compose
+    from vlarl.config.compose import compose, parse_overrides
     from vlarl.config.resume import continued
+    from vlarl.config.sources import Leaf
 
     if preset is None and not resume:
         raise ConfigError("name what to train: --preset NAME; `vlarl presets list` shows them")
     if preset is None:
-        folder = next((g.partition("=")[2] for g in given if g.startswith("run_dir=")), None)
-        if folder is None:
+        folder = parse_overrides(given).get("run_dir")
+        if not isinstance(folder, Leaf) or folder.value is None:
             raise ConfigError("--resume needs --run-dir DIR or --preset NAME to find the run")
-        path = Path(folder).expanduser()
+        path = Path(str(folder.value)).expanduser().absolute()
         return continued(resolved.load(path / "config.json"), given), path
     composed = compose(preset, given)
     named = composed.values.get("run_dir")
     root = Path(os.environ.get("VLARL_RUNS") or "runs")
-    path = Path(named).expanduser() if named else root / str(composed.values["name"])
+    path = Path(str(named)) if named is not None else root / str(composed.values["name"])
+    path = path.expanduser().absolute()
     if resume:
         composed = continued(resolved.load(path / "config.json"), given)
     return composed, path

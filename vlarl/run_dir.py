@@ -114,9 +114,27 @@ def create(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunD
 
     A new or empty folder is filled with the sub-folders. A folder that is in use is refused unless
     `resume` (keeps everything) or `overwrite` (deletes the files and folders named in the layout
-    above, nothing else, and only from a folder with a config.json). Raises ConfigError otherwise,
-    and when another process is writing into the run.
+    above, nothing else, and only from a folder with the config.json of a run). Raises ConfigError
+    otherwise, when another process is writing into the run, and when the folder cannot be made.
     """
+    run = check(path, resume=resume, overwrite=overwrite)
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        with RunLock(run):
+            if overwrite and run.config.is_file():
+                _clear(run)
+            for folder in (run.logs, run.ckpt, run.eval, run.video):
+                folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write into run directory {run.path}: {error.strerror} ({error.filename}); "
+            "choose another with --run-dir, or set VLARL_RUNS"
+        ) from None
+    return run
+
+
+def check(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunDir:
+    """What `create` refuses, without touching anything. Raises ConfigError."""
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; give one of them")
     run = RunDir(path.expanduser().absolute())
@@ -132,18 +150,21 @@ def create(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunD
             f"run directory {run.path} is not empty{_progress(run)}; "
             "continue it with --resume, replace it with --overwrite, or choose another --run-dir"
         )
-    if used and overwrite and not run.config.is_file():
+    if used and overwrite and not _is_run(run):
         raise ConfigError(
-            f"--overwrite refused: {run.path} does not look like a run (no config.json); "
-            "choose another --run-dir"
+            f"--overwrite refused: {run.path} does not look like a run (no config.json of "
+            "`vlarl train`); choose another --run-dir"
         )
-    run.path.mkdir(parents=True, exist_ok=True)
-    with RunLock(run):
-        if used and overwrite:
-            _clear(run)
-        for folder in (run.logs, run.ckpt, run.eval, run.video):
-            folder.mkdir(exist_ok=True)
     return run
+
+
+def _is_run(run: RunDir) -> bool:
+    """Whether config.json is a run's: checkpoints have a file of that name, too."""
+    try:
+        content = json.loads(run.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and {"config", "sources"} <= content.keys()
 
 
 def _progress(run: RunDir) -> str:

@@ -1,5 +1,6 @@
 """Exit codes, what goes to stdout and stderr, and start-up without torch."""
 
+import errno
 import os
 import re
 import subprocess
@@ -88,6 +89,18 @@ def test_a_bug_says_that_it_is_one(monkeypatch, capsys, raising, debug):
     if not debug:
         assert caught.value.code == 1
         assert "internal error: ZeroDivisionError: no" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_no_bug(monkeypatch, capsys, raising):
+    from vlarl_cli import main
+
+    raising(OSError(errno.ENOSPC, "No space left on device", "/runs/a/env.json"))
+    monkeypatch.setattr(sys, "argv", ["vlarl", "presets", "list"])
+    with pytest.raises(SystemExit) as caught:
+        main.main()
+    assert caught.value.code == 1
+    said = capsys.readouterr().err
+    assert said == "error: /runs/a/env.json: No space left on device; --debug shows where\n"
 
 
 def test_unknown_commands_and_options_are_usage_errors_with_suggestions():

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from vlarl.config.compose import parse_overrides
 from vlarl.errors import ConfigError
 from vlarl_cli.options import examples, merge_overrides
 from vlarl_cli.output import Output, format_table, to_json
@@ -59,6 +60,12 @@ def test_sugar_flags_are_overrides():
         "rollout.temperature=0.5",
     ]
     assert merge_overrides(None) == []
+
+
+def test_words_and_paths_of_flags_stay_words():
+    given = merge_overrides(None, name="7", run_dir=Path("a: #b"))
+    assert parse_overrides(given)["name"].value == "7"
+    assert parse_overrides(given)["run_dir"].value == "a: #b"
 
 
 def test_brackets_in_examples_are_no_markup():

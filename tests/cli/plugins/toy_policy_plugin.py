@@ -15,8 +15,8 @@ def recognises(folder):
     return path.is_file() and json.loads(path.read_text()).get("model_type") == "toy"
 
 
-def spec(cfg):
-    return token_policy.spec(cfg)
+def spec(cfg, *, needs_value=False):
+    return token_policy.spec(cfg, needs_value=needs_value)
 
 
 def load(cfg, *, device, needs_value, train):

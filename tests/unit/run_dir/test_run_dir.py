@@ -14,7 +14,7 @@ from vlarl.run_dir import RankExit, RunDir, RunLock, Status
 
 def used(path: Path) -> RunDir:
     run = run_dir.create(path)
-    run.config.write_text("{}")
+    run.config.write_text('{"config": {}, "sources": {}}')
     run.metrics.write_text('{"step": 1}\n')
     checkpoint(run, 20)
     return run
@@ -168,3 +168,28 @@ def test_commands_are_quoted_for_a_shell(tmp_path):
 def test_the_module_needs_no_torch():
     code = "import sys, vlarl.run_dir, vlarl.metrics; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_overwrite_refuses_a_checkpoint_although_it_has_a_config(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(ConfigError, match="does not look like a run"):
+        run_dir.create(tmp_path, overwrite=True)
+    assert (tmp_path / "config.json").exists()
+    assert (tmp_path / "logs").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write into run directory .*file/run.*--run-dir"):
+        run_dir.create(tmp_path / "file" / "run")
+
+
+def test_check_refuses_what_create_refuses_and_makes_nothing(tmp_path):
+    run_dir.check(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    run = used(tmp_path / "run")
+    with pytest.raises(ConfigError, match="is not empty"):
+        run_dir.check(run.path)
+    run_dir.check(run.path, overwrite=True)
+    assert run.metrics.exists()

@@ -22,6 +22,7 @@ FIX = "apt-get install -y libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri"
 """Debian and Ubuntu packages that give MuJoCo an EGL software driver."""
 
 _OFF = ("disable", "disabled", "off", "false", "0")
+_ON = ("egl", "osmesa", "glfw", "glx", "enable", "enabled", "on", "true", "1")
 _PROBE_S = 60
 _SELFTEST_S = 120
 
@@ -50,6 +51,8 @@ def choose_backend() -> tuple[str, str]:
             fix="unset MUJOCO_GL",
         )
     if given:
+        if sys.platform == "linux":
+            _check_given(given)
         return given, "set by MUJOCO_GL"
     if sys.platform != "linux":
         return "", f"the platform's own driver on {sys.platform}"
@@ -65,22 +68,58 @@ def choose_backend() -> tuple[str, str]:
     )
 
 
+def _check_given(given: str) -> None:
+    """Raise DeviceMissing when the user's MUJOCO_GL cannot work, before mujoco trips over it.
+
+    Cheap, since every simulator process asks again: a driver that is there and fails shows later.
+    """
+    if given not in _ON:
+        raise DeviceMissing(
+            f"MUJOCO_GL={given} is no OpenGL backend of MuJoCo; expected egl, osmesa or glfw",
+            fix="unset MUJOCO_GL",
+        )
+    if given == "osmesa" and ctypes.util.find_library("OSMesa") is None:
+        raise DeviceMissing(
+            "MUJOCO_GL=osmesa, but OSMesa is not installed; apt-get install -y libosmesa6 does it",
+            fix="unset MUJOCO_GL",
+        )
+    screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if given not in ("egl", "osmesa") and not screen:
+        raise DeviceMissing(
+            f"MUJOCO_GL={given} renders on a screen, and DISPLAY is not set", fix="unset MUJOCO_GL"
+        )
+
+
+def import_mujoco() -> Any:
+    """The module; needs `choose_backend` first. Raises DeviceMissing when its driver is missing."""
+    # The drivers fail in their own ways, and a failed import here is a missing library.
+    try:
+        import mujoco  # noqa: PLC0415
+    except (ImportError, RuntimeError, AttributeError, OSError) as error:
+        raise _does_not_start(error) from error
+    return mujoco
+
+
+def _does_not_start(error: Exception) -> DeviceMissing:
+    chosen = "MUJOCO_EGL_DEVICE_ID" in os.environ
+    return DeviceMissing(
+        f"the OpenGL backend '{os.environ.get('MUJOCO_GL', '')}' does not start: {error}",
+        fix="unset MUJOCO_EGL_DEVICE_ID" if chosen else FIX,
+    )
+
+
 def context(width: int, height: int) -> Any:
     """A current OpenGL context for off-screen rendering; needs `choose_backend` first.
 
     Make one per process and keep it: a second one returns garbage frames on some drivers.
     """
-    # The drivers fail in their own ways, and a failed import here is a missing library.
+    mujoco = import_mujoco()
+    # ValueError: MUJOCO_EGL_DEVICE_ID is no number.
     try:
-        import mujoco  # noqa: PLC0415
-
         made = mujoco.GLContext(width, height)
         made.make_current()
-    except (ImportError, RuntimeError, AttributeError, OSError) as error:
-        backend = os.environ.get("MUJOCO_GL", "")
-        raise DeviceMissing(
-            f"the OpenGL backend '{backend}' does not start: {error}", fix=FIX
-        ) from error
+    except (ImportError, RuntimeError, AttributeError, OSError, ValueError) as error:
+        raise _does_not_start(error) from error
     return made
 
 
@@ -141,8 +180,7 @@ def _egl_problem() -> str | None:
 
 def _render_test_frame() -> SelfTest:
     backend, reason = choose_backend()
-    import mujoco  # noqa: PLC0415
-
+    mujoco = import_mujoco()
     held = context(64, 64)
     model = mujoco.MjModel.from_xml_string(_SELFTEST_XML)
     data = mujoco.MjData(model)

@@ -63,8 +63,7 @@ class MetaWorldSim:
 
     def __init__(self, config: SimConfig) -> None:
         # Here and not above: whoever only plans or validates a run must not pay for the simulator.
-        import mujoco  # noqa: PLC0415
-
+        mujoco = gl.import_mujoco()
         self._config = config
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
         self._bad_state = [

@@ -77,3 +77,33 @@ def test_a_selftest_that_never_ends_is_reported(monkeypatch):
     monkeypatch.setattr(gl.subprocess, "run", run)
     with pytest.raises(DeviceMissing, match="more than 120 s"):
         gl.selftest()
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ("foo", "MUJOCO_GL=foo is no OpenGL backend"),
+        ("osmesa", "OSMesa is not installed"),
+        ("glfw", "DISPLAY is not set"),
+    ],
+)
+def test_a_choice_that_cannot_work_is_refused_at_once(monkeypatch, given, reason):
+    drivers(monkeypatch, egl=True, osmesa=False)
+    monkeypatch.setenv("MUJOCO_GL", given)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with pytest.raises(DeviceMissing, match=reason) as caught:
+        gl.choose_backend()
+    assert caught.value.fix == "unset MUJOCO_GL"
+
+
+@pytest.mark.parametrize("device", ["abc", "99"])
+def test_a_bad_device_number_is_the_reason_and_the_fix(monkeypatch, device):
+    def start(width, height):
+        raise ValueError(f"invalid literal: {int(device)}")
+
+    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", device)
+    monkeypatch.setattr(gl, "import_mujoco", lambda: types.SimpleNamespace(GLContext=start))
+    with pytest.raises(DeviceMissing, match="invalid literal") as caught:
+        gl.context(8, 8)
+    assert caught.value.fix == "unset MUJOCO_EGL_DEVICE_ID"

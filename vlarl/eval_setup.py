@@ -38,9 +38,9 @@ class Wanted:
 def set_up(wanted: Wanted, *, out: Callable[[Subject, str], Path]) -> tuple[EvalJob, Subject]:
     """The validated job and what it evaluates. Nothing is loaded or started.
 
-    Settings come from the run's config, the preset or the note beside the checkpoint, then the command's fields and overrides; seed
-    and temperature too (that of the run's own evaluations), else 0. out: makes the result file's
-    name from the subject and the env's name.
+    Settings come from the run's config, the preset or the note beside the checkpoint, then the
+    command's fields and overrides; seed and temperature too (that of the run's own evaluations),
+    else 0. out: makes the result file's name from the subject and the env's name.
 
     Raises:
         AssetMissing: no such checkpoint. ConfigError: anything else that is wrong.
@@ -206,7 +206,7 @@ def find_env(suite: str) -> str:
         tasks |= offered
     near = difflib.get_close_matches(suite, [*suites, *tasks], n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise ConfigError(f"no suite or task named '{suite}'{hint}; suites: {', '.join(suites)}")
+    raise ConfigError(f"no suite or task named '{suite}'{hint} (suites: {', '.join(suites)})")
 
 
 def pick_tasks(offered: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:

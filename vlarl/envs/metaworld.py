@@ -18,6 +18,7 @@ from vlarl.envs.chunked import PlayConfig
 from vlarl.envs.metaworld_tasks import SUITES, TASKS, goal_vector, suite_named, task_named
 from vlarl.envs.simulator import SimulatorEnv
 from vlarl.episode import Episode
+from vlarl.errors import ConfigError
 from vlarl.specs import ActionSpec, EnvSpec
 from vlarl.trajectories import Trajectory
 
@@ -39,7 +40,7 @@ class MetaWorldConfig(EnvSection):
     """mt10, mt50, ml45_train, ml45_test, mt50_easy, mt50_medium, mt50_hard, mt50_very_hard, or the
     name of one task."""
     tasks: tuple[str, ...] = ()
-    """Task names to play instead of a suite."""
+    """Task names to play instead of a suite. With a suite other than mt10, only some of it."""
     train_trials: Annotated[Int, Field(ge=1)] = 50
     """Trials per task to train on: numbers 0 to train_trials - 1."""
     eval_trials: Annotated[Int, Field(ge=1)] = 50
@@ -105,9 +106,17 @@ def instruction(task: str) -> str:
 
 def task_names(cfg: MetaWorldConfig) -> tuple[str, ...]:
     """The tasks of a config, in suite order. ConfigError on unknown names."""
-    if cfg.tasks:
-        return tuple(task_named(name).name for name in cfg.tasks)
-    return suite_named(cfg.suite)
+    suite = suite_named(cfg.suite)
+    if not cfg.tasks:
+        return suite
+    tasks = tuple(task_named(name).name for name in cfg.tasks)
+    others = [name for name in tasks if name not in suite]
+    if others and cfg.suite != MetaWorldConfig.model_fields["suite"].default:
+        raise ConfigError(
+            f"env.tasks: {', '.join(others)} is not in env.suite={cfg.suite}; "
+            "to play the whole suite, set env.tasks=[]"
+        )
+    return tasks
 
 
 def trials(cfg: MetaWorldConfig, split: Split) -> dict[str, tuple[int, ...]]:

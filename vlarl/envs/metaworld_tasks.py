@@ -180,8 +180,8 @@ def suite_named(name: str) -> tuple[str, ...]:
         return (name,)
     if name not in SUITES:
         raise ConfigError(
-            f"no MetaWorld suite or task named '{name}'{_hint(name, [*SUITES, *TASKS])}; "
-            f"suites: {', '.join(SUITES)}"
+            f"no MetaWorld suite or task named '{name}'{_hint(name, [*SUITES, *TASKS])} "
+            f"(suites: {', '.join(SUITES)})"
         )
     return SUITES[name]
 

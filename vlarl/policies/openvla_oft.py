@@ -28,6 +28,7 @@ from vlarl.models.openvla_oft.config import (
     Normalisation,
     Resize,
     Settings,
+    laid_out,
     read_json,
     read_net_config,
     read_settings,
@@ -143,9 +144,17 @@ def resolve_settings(cfg: OftConfig, folder: Path) -> Settings:
     return Settings(**{**read_settings(folder), **compat, **explicit})
 
 
+def _codecs(folder: Path, settings: Settings) -> tuple[ActionCodec, StateCodec | None, str]:
+    """What the statistics say about actions and states, and whose they are."""
+    with laid_out(folder / "dataset_statistics.json"):
+        statistics = read_statistics(folder)
+        codec, key = _codec(statistics, settings)
+        return codec, _state_codec(statistics, key, settings), key
+
+
 def _codec(statistics: Mapping[str, Any], settings: Settings) -> tuple[ActionCodec, str]:
     key = resolve_key(statistics, settings.unnorm_key)
-    if "action" not in statistics[key]:
+    if not isinstance(statistics[key], dict) or "action" not in statistics[key]:
         raise ConfigError(f"dataset_statistics.json: '{key}' has no action statistics")
     codec = ActionCodec(
         statistics[key]["action"],
@@ -170,9 +179,7 @@ def spec(cfg: OftConfig, *, needs_value: bool = False) -> PolicySpec:
     folder = store.resolve(cfg.checkpoint)
     read_net_config(folder)
     settings = resolve_settings(cfg, folder)
-    statistics = read_statistics(folder)
-    codec, key = _codec(statistics, settings)
-    state = _state_codec(statistics, key, settings)
+    codec, state, _ = _codecs(folder, settings)
     width = 0 if not needs_value else 1 if cfg.value == "chunk" else settings.chunk
     return PolicySpec(
         name=cfg.name,
@@ -181,7 +188,7 @@ def spec(cfg: OftConfig, *, needs_value: bool = False) -> PolicySpec:
         cameras=settings.num_images,
         state_dims=state.width if state else 0,
         value_width=width,
-        trained_on=tuple(sorted(statistics)),
+        trained_on=tuple(sorted(read_statistics(folder))),
     )
 
 
@@ -204,10 +211,8 @@ def load(
     l1 = _check_components(folder, train=train)
     config = read_net_config(folder)
     settings = resolve_settings(cfg, folder)
-    statistics = read_statistics(folder)
-    codec, key = _codec(statistics, settings)
+    codec, state_codec, key = _codecs(folder, settings)
     settings = replace(settings, unnorm_key=key, action_format=codec.action_format)
-    state_codec = _state_codec(statistics, key, settings)
     prompts = Prompts.from_folder(folder)
     mean, std = read_normalisation(folder, config.image_size)
     policy_spec = spec(cfg, needs_value=needs_value)

@@ -51,12 +51,21 @@ def test_instructions():
     [
         ({"suite": "mt51"}, "mt50"),
         ({"suite": "reach"}, "reach-v3"),
+        ({"suite": "mt51", "tasks": ("reach-v3",)}, "mt50"),
         ({"tasks": ("drawer-opne-v3",)}, "drawer-open-v3"),
     ],
 )
 def test_unknown_names_are_answered_with_a_near_one(wrong, suggestion):
     with pytest.raises(ConfigError, match=f"did you mean '{suggestion}'"):
         metaworld.trials(metaworld.Config(**wrong), "train")
+
+
+def test_a_suite_is_not_silently_ignored_because_of_tasks():
+    asked = metaworld.Config(suite="ml45_test", tasks=("reach-v3", "door-lock-v3"))
+    with pytest.raises(
+        ConfigError, match=r"reach-v3 is not in env.suite=ml45_test.*env.tasks=\[\]"
+    ):
+        metaworld.spec(asked)
 
 
 @pytest.mark.parametrize(

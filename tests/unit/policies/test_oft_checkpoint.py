@@ -12,7 +12,7 @@ from vlarl.models.openvla_oft import checkpoint
 from vlarl.models.openvla_oft.config import read_net_config
 from vlarl.models.openvla_oft.net import LM_HEAD, L1Head, dead_tensors
 from vlarl.models.value_head import ValueHead
-from vlarl.policies.openvla_oft import LoraSection, OftConfig, load
+from vlarl.policies.openvla_oft import LoraSection, OftConfig, load, spec
 
 CPU = torch.device("cpu")
 
@@ -280,8 +280,39 @@ def test_a_missing_shard_is_named(copy):
 def test_no_weights_at_all(copy):
     for path in copy.glob("model*"):
         path.unlink()
-    with pytest.raises(AssetMissing, match="no model"):
+    with pytest.raises(AssetMissing, match="no model") as caught:
         fresh(copy)
+    assert caught.value.fix == f"hf download OWNER/copy --local-dir {copy}"
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value", "error"),
+    [
+        ("config.json", ("text_config",), 3, CorruptFile),
+        ("config.json", ("image_sizes",), 3, CorruptFile),
+        ("config.json", ("vlarl",), [1], CorruptFile),
+        ("config.json", ("vlarl", "settings"), 7, CorruptFile),
+        ("dataset_statistics.json", ("*",), 3, ConfigError),
+        ("dataset_statistics.json", ("*", "action", "q01"), ["a"] * 4, CorruptFile),
+        (
+            "dataset_statistics.json",
+            ("*", "action", "q99"),
+            [1, 1, 1, float("nan")],
+            ConfigError,
+        ),
+    ],
+)
+def test_values_of_the_wrong_kind_name_the_file(copy, file, keys, value, error):
+    """Found from the small files alone, before weights load. `*` is the one data set."""
+    whole = json.loads((copy / file).read_text())
+    *path, last = (next(iter(whole)) if key == "*" else key for key in keys)
+    below = whole
+    for key in path:
+        below = below[key]
+    below[last] = value
+    (copy / file).write_text(json.dumps(whole))
+    with pytest.raises(error, match=file):
+        spec(OftConfig(checkpoint=str(copy)))
 
 
 # ------------------------------------------------------------------ other heads

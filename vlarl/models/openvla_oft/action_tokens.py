@@ -96,6 +96,8 @@ class ActionCodec:
                 f"dataset_statistics.json: {low}, {high} and mask have {len(self.low)}, "
                 f"{len(self.high)} and {len(self.mask)} numbers, expected the same"
             )
+        if not (self.low.isfinite().all() and self.high.isfinite().all()):
+            raise ConfigError(f"dataset_statistics.json: {low} or {high} is not finite")
         self.action_format = choose_format(len(self.low), action_format)
         self.spec = FORMATS[self.action_format]
         self._table: Tensor = self._canonical_table()

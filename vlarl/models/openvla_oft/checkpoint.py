@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile, RunFailed
-from vlarl.models.openvla_oft.config import NUM_BINS, read_json
+from vlarl.models.openvla_oft.config import NUM_BINS, download, read_json
 from vlarl.models.openvla_oft.net import ACTION_ROWS, LM_HEAD, OftNet, file_shapes
 
 INDEX = "model.safetensors.index.json"
@@ -50,7 +50,7 @@ def weight_map(folder: Path) -> dict[str, str]:
         return found
     path = folder / SINGLE
     if not path.exists():
-        raise AssetMissing(f"no {INDEX} and no {SINGLE} in {folder}", fix="vlarl download --list")
+        raise AssetMissing(f"no {INDEX} and no {SINGLE} in {folder}", fix=download(folder))
     with open_safetensors(path) as file:
         return dict.fromkeys(file.keys(), SINGLE)
 

@@ -9,7 +9,8 @@ timm does not know) and `vlarl.settings` (`Settings`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -130,6 +131,23 @@ class Settings:
     action_format: ActionFormat | None = None
 
 
+@contextmanager
+def laid_out(path: Path) -> Generator[None]:
+    """Inside, values of a JSON file of the wrong kind end in CorruptFile."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise CorruptFile(
+            f"{path} is not as an OpenVLA-OFT checkpoint has it ({type(error).__name__}: {error}); "
+            "download it again"
+        ) from error
+
+
+def download(folder: Path) -> str:
+    """The command that gets a checkpoint's files."""
+    return f"hf download OWNER/{folder.resolve().name} --local-dir {folder}"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
@@ -140,7 +158,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise AssetMissing(
             f"no '{path.name}' in {path.parent}; an OpenVLA-OFT checkpoint has one",
-            fix="vlarl download --list",
+            fix=download(path.parent),
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as err:
         raise CorruptFile(f"{path} is not valid JSON ({err}); download it again") from None
@@ -152,10 +170,15 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_net_config(folder: Path) -> NetConfig:
     """Sizes from `config.json`, with the fallbacks the released checkpoints rely on.
 
-    Raises ConfigError when the file describes another architecture.
+    Raises ConfigError when the file describes another architecture, CorruptFile when it makes no
+    sense.
     """
     path = folder / "config.json"
-    raw = read_json(path)
+    with laid_out(path):
+        return _net_config(read_json(path), path)
+
+
+def _net_config(raw: Mapping[str, Any], path: Path) -> NetConfig:
     for key, expected in (("model_type", "openvla"), ("use_fused_vision_backbone", True)):
         if raw.get(key, expected) != expected or "model_type" not in raw:
             raise ConfigError(
@@ -212,7 +235,8 @@ def _towers(raw: Mapping[str, Any], path: Path) -> tuple[TowerSize, TowerSize]:
 def read_settings(folder: Path) -> dict[str, Any]:
     """The settings a checkpoint of ours carries; empty for a released one."""
     path = folder / "config.json"
-    settings = read_json(path).get("vlarl", {}).get("settings", {})
+    with laid_out(path):
+        settings = dict(read_json(path).get("vlarl", {}).get("settings", {}))
     unknown = set(settings) - {f.name for f in fields(Settings)}
     if unknown:
         raise ConfigError(

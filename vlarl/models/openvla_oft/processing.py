@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile
-from vlarl.models.openvla_oft.config import Jpeg, Resize, read_json
+from vlarl.models.openvla_oft.config import Jpeg, Resize, download, read_json
 
 CROP_AREA = 0.9
 JPEG_QUALITY = 95
@@ -193,7 +193,7 @@ class Prompts:
         """From `tokenizer.json`."""
         path = folder / "tokenizer.json"
         if not path.exists():
-            raise AssetMissing(f"no 'tokenizer.json' in {folder}", fix="vlarl download --list")
+            raise AssetMissing(f"no 'tokenizer.json' in {folder}", fix=download(folder))
         try:
             tokenizer = Tokenizer.from_buffer(path.read_bytes())
         except ValueError as err:

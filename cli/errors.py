@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlarl.errors import MissingError, VlarlError
+from vlarl.errors import ConfigError, MissingError, VlarlError
 
 from .output import print_error
 
@@ -10,7 +10,7 @@ from .output import print_error
 def report(error: VlarlError) -> int:
     """Print the error and return its exit code."""
     lines = str(error).splitlines() or [type(error).__name__]
-    if len(lines) > 1:
+    if len(lines) > 1 and isinstance(error, ConfigError):  # others quote a log after their first
         lines = [f"{len(lines)} problems:", *lines]
     print_error("\n  ".join(lines), error.fix if isinstance(error, MissingError) else None)
     return error.exit_code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from vlarl.run_dir import RankExit, RunDir
 _POLL_S = 0.2
 _LAST_LINES = 15
 _INTERRUPTED = 130
+_LEAST_FREE = 1 << 16
+"""Bytes on the disk without which a rank cannot say why it ended."""
 _GPU_DEVICES = ("nvidia[0-9]*", "dxg", "kfd")
 
 
@@ -213,9 +216,19 @@ def _outcome(run: RunDir, where: Layout, code: int, *, interrupted: bool) -> int
         raise RunFailed(
             f"rank {first.rank}: {first.kind}: {first.message}\n{_tail(run.log(first.rank))}"
         )
-    raise RunFailed(
-        f"the ranks ended with code {code} and left no note\n{_tail(run.logs / 'launcher.log')}"
-    )
+    raise _without_a_note(run, code)
+
+
+def _without_a_note(run: RunDir, code: int) -> RunFailed:
+    free = shutil.disk_usage(run.path).free
+    if free < _LEAST_FREE:  # the note itself found no room
+        return RunFailed(
+            f"the disk of {run.path} is full, {free:,} bytes are free. Finished checkpoints are "
+            f"untouched; make room and continue with --resume\n{_tail(run.log(0))}"
+        )
+    said = run.logs / "launcher.log"
+    log = said if said.stat().st_size else run.log(0)
+    return RunFailed(f"the ranks ended with code {code} and left no note\n{_tail(log)}")
 
 
 def _as_error(note: RankExit, run: RunDir) -> VlarlError:
@@ -246,6 +259,7 @@ def _killed_rank(run: RunDir, where: Layout, code: int) -> RunFailed | None:
 
 
 def _tail(path: Path) -> str:
-    """The last words in a log, and where it is."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    """The last words of the latest start in a log, and where it is."""
+    whole = path.read_text(errors="replace") if path.exists() else ""
+    lines = whole.rpartition("--- started ")[2].splitlines()
     return "\n".join([*(f"  {line}" for line in lines[-_LAST_LINES:]), f"log: {path}"])

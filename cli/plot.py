@@ -62,9 +62,11 @@ def plot(
     interval. Bands and whiskers of single evaluations are Wilson's 95 % intervals.
     """
     from vlarl import plot as pictures
+    from vlarl.atomic import check_writable
     from vlarl.results import load
 
     output = Output(json=json, quiet=quiet)
+    check_writable(out, overwrite=overwrite)
     files = [path for path in sources if path.suffix == ".json"]
     if files and len(files) < len(sources):
         raise ConfigError("give run directories or result files, not both in one picture")

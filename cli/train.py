@@ -121,6 +121,7 @@ def train(
     quiet: QuietOpt = False,
 ) -> None:
     """Improve a policy by reinforcement learning."""
+    from vlarl import metrics
     from vlarl.config.compose import build
 
     output = Output(json=json, quiet=quiet)
@@ -139,6 +140,7 @@ def train(
     launch.refuse_nested(os.environ, RunDir(folder))
     home = run_dir.create(folder, resume=resume, overwrite=overwrite)
     with run_dir.RunLock(home):
+        metrics.read(home.metrics)  # a damaged line is one message here, and no view trips over it
         if resume_from is not None:
             _go_back(home, resume_from)
         _write_down(home, run, composed)

@@ -91,7 +91,7 @@ def video(
     quiet: QuietOpt = False,
 ) -> None:
     """Play episodes of a result again and write them side by side as MP4."""
-    from vlarl.atomic import refuse_existing
+    from vlarl.atomic import check_writable
     from vlarl.video_job import default_out, prepare
 
     out = Output(json=json, quiet=quiet)
@@ -103,8 +103,7 @@ def video(
     path = out_file or default_out(source, only.value)
     if strip and out_file is None:
         path = path.with_suffix(".png")
-    if not overwrite:
-        refuse_existing(path)
+    check_writable(path, overwrite=overwrite)
     for note in prepared.notes:
         out.warn(note)
     shown = [e.index for e in prepared.episodes]

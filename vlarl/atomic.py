@@ -23,6 +23,23 @@ def refuse_existing(path: Path) -> None:
         )
 
 
+def check_writable(path: Path, *, overwrite: bool) -> None:
+    """Fail now rather than after the work; makes nothing.
+
+    Raises:
+        ConfigError: the file exists and overwrite is False, or its folder could not be written.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file")
+    if not overwrite:
+        refuse_existing(path)
+    folder = next(p for p in path.absolute().parents if p.exists())
+    if not folder.is_dir():
+        raise ConfigError(f"cannot write {path}: {folder} is a file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write {path}: no permission to write in {folder}")
+
+
 @contextmanager
 def new_file(path: Path, *, overwrite: bool = False) -> Generator[Path]:
     """A temporary path next to `path`; it becomes `path` when the block ends without an exception.

@@ -229,7 +229,12 @@ def create(folder: Path, origin: Origin) -> DataSet:
     """
     check_usable(folder, origin)
     found = open_(folder).entries if exists(folder) else []
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make {folder}: {error.strerror}; choose another folder"
+        ) from None
     data = DataSet(folder, origin, {entry.key: entry for entry in found})
     _take_in(data)
     data.flush()

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from vlarl import registry
 from vlarl.assets import store
+from vlarl.atomic import check_writable
 from vlarl.config.explain import validate
 from vlarl.config.schema import (
     Bool,
@@ -30,7 +31,7 @@ from vlarl.distributed.world import World
 from vlarl.episode import Episode
 from vlarl.errors import SpecMismatch
 from vlarl.evaluate import evaluate, make_protocol
-from vlarl.results import EvalResult, check_writable
+from vlarl.results import EvalResult
 from vlarl.rollout.plan import Trials, eval_plan
 from vlarl.rollout.play import Outcome
 from vlarl.run_dir import RunDir

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from vlarl.atomic import new_file, refuse_existing
+from vlarl.atomic import new_file
 from vlarl.episode import Episode
 from vlarl.errors import ConfigError, CorruptFile, RunFailed
 from vlarl.proportions import Interval, Rate, mean_rate
@@ -298,23 +297,6 @@ def _check_version(path: Path, text: str) -> None:
         raise ConfigError(
             f"{path} has format version {head.get('version')}; this vlarl reads {VERSION}"
         )
-
-
-def check_writable(path: Path, *, overwrite: bool) -> None:
-    """Fail now rather than after the work; makes nothing.
-
-    Raises:
-        ConfigError: the file exists and overwrite is False, or its folder could not be written.
-    """
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; name a .json file")
-    if not overwrite:
-        refuse_existing(path)
-    folder = next(p for p in path.absolute().parents if p.exists())
-    if not folder.is_dir():
-        raise ConfigError(f"cannot write {path}: {folder} is a file")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"cannot write {path}: no permission to write in {folder}")
 
 
 def _dump(document: Mapping[str, Any]) -> str:

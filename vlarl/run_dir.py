@@ -126,8 +126,9 @@ def create(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunD
             for folder in (run.logs, run.ckpt, run.eval, run.video):
                 folder.mkdir(exist_ok=True)
     except OSError as error:
+        where = "" if error.filename in (None, str(run.path)) else f" ({error.filename})"
         raise ConfigError(
-            f"cannot write into run directory {run.path}: {error.strerror} ({error.filename}); "
+            f"cannot write into run directory {run.path}: {error.strerror}{where}; "
             "choose another with --run-dir, or set VLARL_RUNS"
         ) from None
     return run
@@ -342,10 +343,10 @@ def write_status(run: RunDir, status: Status) -> None:
 
 
 def read_status(run: RunDir) -> Status | None:
-    """The last published status; None before the first one."""
+    """The last published status; None before the first one, or when something spoiled the file."""
     try:
         return Status(**json.loads(run.status.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, TypeError):  # it only serves views, and comes anew
         return None
 
 

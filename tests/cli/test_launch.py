@@ -6,6 +6,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +24,12 @@ WORKERS = {
         if RANK == LAST:
             raise KeyError("a bug")
         time.sleep(60)
+    """,
+    "mute": """
+        print("an earlier start")
+        print("--- started later")
+        print("my last words")
+        return 1
     """,
     "segfault": """
         if RANK == LAST:
@@ -114,6 +121,16 @@ def test_an_unexpected_error_names_rank_words_and_log(run, where):
     assert str(caught.value).startswith(f"rank {rank}: KeyError: 'a bug'\n")
     assert 'raise KeyError("a bug")' in str(caught.value)
     assert str(caught.value).endswith(f"log: {run.log(rank)}")
+
+
+@pytest.mark.parametrize("free", [0, 10**9])
+def test_a_rank_that_says_nothing_is_quoted_and_a_full_disk_is_named(run, monkeypatch, free):
+    monkeypatch.setattr(launcher.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(RunFailed, match="left no note" if free else "disk of .* is full") as caught:
+        launch(run, ONE, module="fake_mute")
+    assert "my last words" in str(caught.value)
+    assert "an earlier start" not in str(caught.value)
+    assert str(caught.value).endswith(f"log: {run.log(0)}")
 
 
 @pytest.mark.parametrize("where", RANKS)

@@ -64,6 +64,16 @@ def test_several_problems_are_one_message(raising):
     assert done.stderr == "error: 2 problems:\n  a: bad\n  b: worse\n"
 
 
+def test_the_end_of_a_log_is_not_counted_as_problems(raising):
+    raising(RunFailed("rank 0 was ended by SIGKILL\n  last words\nlog: a"))
+    done = RUN.invoke(app, ["presets", "list"])
+    assert done.stderr.splitlines() == [
+        "error: rank 0 was ended by SIGKILL",
+        "    last words",
+        "  log: a",
+    ]
+
+
 def test_debug_shows_the_traceback(raising):
     raising(ConfigError("wrong"))
     done = RUN.invoke(app, ["--debug", "presets", "list"])

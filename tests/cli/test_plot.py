@@ -80,6 +80,7 @@ def test_results_become_bars(runs):
         (("missing", "--out", "x.png"), "missing/config.json does not exist"),
         (("missing.json", "--out", "x.png"), "there is no result file missing.json"),
         (("a_s0", "--out", "taken.png"), "not overwritten"),
+        (("a_s0", "--out", "taken.png/x.png"), "taken.png is a file"),
     ],
 )
 def test_wrong_use_is_one_message_and_writes_nothing(runs, args, words):

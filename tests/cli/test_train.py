@@ -61,3 +61,11 @@ def test_overwrite_spares_a_checkpoint(train):
 def test_a_run_directory_that_cannot_be_made(train):
     assert "cannot write into run directory" in train("--run-dir", "mine.yaml/run")
     assert "is a file" in train("--run-dir", "mine.yaml")
+
+
+def test_a_damaged_metrics_line_is_named_before_anything_starts(train):
+    train("--prepare", code=0)
+    Path("runs/mine/metrics.jsonl").write_text('{"step": 0}\n{"step": 1\n')
+    Path("runs/mine/status.json").write_text("garbage")
+    said = train("--resume", code=1)
+    assert "metrics.jsonl, line 2: not a metrics line" in said

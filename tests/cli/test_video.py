@@ -87,6 +87,7 @@ def test_nothing_is_overwritten_unless_asked_and_a_dry_run_writes_nothing(result
     assert not list(Path().glob("*.mp4"))
     Path("v.mp4").write_text("mine")
     assert "v.mp4 exists" in video("r.json", "--out", "v.mp4", code=2).stderr
+    assert "v.mp4 is a file" in video("r.json", "--out", "v.mp4/w.mp4", code=2).stderr
     assert Path("v.mp4").read_text() == "mine"
     video("r.json", "--episodes", "1", "--out", "v.mp4", "--overwrite", "-q")
     assert Path("v.mp4").read_bytes()[4:8] == b"ftyp"

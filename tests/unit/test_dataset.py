@@ -106,6 +106,12 @@ def test_a_folder_in_use_is_refused(tmp_path):
         dataset.create(tmp_path / "d", ORIGIN)
 
 
+def test_a_folder_that_cannot_be_made_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot make .*file/data: Not a directory"):
+        dataset.create(tmp_path / "file" / "data", ORIGIN)
+
+
 def test_a_missing_or_damaged_index_is_named(tmp_path):
     with pytest.raises(AssetMissing, match="no data set in") as caught:
         dataset.open_(tmp_path)

@@ -203,7 +203,7 @@ def _why_not_saved(folder: Path, needed: int, error: Exception) -> str:
     except OSError:
         free = "the folder cannot be reached"
     return (
-        f"checkpoint {folder} could not be written: {error}. It needs about {needed:,} bytes, "
+        f"checkpoint {folder} could not be written: {error}. It needs more than {needed:,} bytes, "
         f"{free}. Earlier checkpoints are untouched; make room and continue with --resume"
     )
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from vlarl.atomic import check_writable
 from vlarl.episode import Episode
 from vlarl.errors import ConfigError, CorruptFile, RunFailed
 from vlarl.proportions import Rate
@@ -10,7 +11,6 @@ from vlarl.results import (
     EpisodeKey,
     EpisodeResult,
     EvalResult,
-    check_writable,
     load,
     name_some,
     plan_hash,

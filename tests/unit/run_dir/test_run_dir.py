@@ -193,3 +193,10 @@ def test_check_refuses_what_create_refuses_and_makes_nothing(tmp_path):
         run_dir.check(run.path)
     run_dir.check(run.path, overwrite=True)
     assert run.metrics.exists()
+
+
+def test_a_spoiled_status_is_no_status(tmp_path):
+    run = run_dir.create(tmp_path / "run")
+    for spoiled in ("garbage", "[]", '{"phase": "x"}'):
+        run.status.write_text(spoiled)
+        assert run_dir.read_status(run) is None

@@ -123,6 +123,7 @@ def train(
     """Improve a policy by reinforcement learning."""
     from vlarl import metrics
     from vlarl.config.compose import build
+    from vlarl.distributed.world import require_device
 
     output = Output(json=json, quiet=quiet)
     where = launch.layout(nproc, nnodes, rdzv)
@@ -132,6 +133,8 @@ def train(
     composed, folder = _configuration(preset, given, resume=resume)
     run = build(composed)
     _check(run, where.nproc * where.nnodes)
+    if not prepare:  # which may be given on a machine that will not run it
+        require_device(run.compute)
     start = launch.command(RunDir(folder), where)
     if dry_run:
         run_dir.check(folder, resume=resume, overwrite=overwrite)

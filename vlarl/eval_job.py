@@ -27,7 +27,7 @@ from vlarl.config.schema import (
     Section,
 )
 from vlarl.distributed.shard import autocast
-from vlarl.distributed.world import World
+from vlarl.distributed.world import World, require_device
 from vlarl.episode import Episode
 from vlarl.errors import SpecMismatch
 from vlarl.evaluate import evaluate, make_protocol
@@ -109,8 +109,10 @@ def prepare(job: EvalJob) -> Prepared:
     Raises:
         SpecMismatch: policy and env disagree; every reason is listed.
         ConfigError: unknown tasks, fewer trials than asked for, or the result file is taken.
+        DeviceMissing: no GPU although one is asked for.
     """
     check_writable(job.out, overwrite=job.overwrite)
+    require_device(job.compute)
     env_module = registry.module("env", job.env.name)
     policy_module = registry.module("policy", job.policy.name)
     env_spec, policy_spec = env_module.spec(job.env), policy_module.spec(job.policy)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from vlarl.testing.token_policy import TokenConfig, TokenPolicy
@@ -69,3 +70,10 @@ def test_a_damaged_metrics_line_is_named_before_anything_starts(train):
     Path("runs/mine/status.json").write_text("garbage")
     said = train("--resume", code=1)
     assert "metrics.jsonl, line 2: not a metrics line" in said
+
+
+def test_a_gpu_that_is_not_there_is_missed_at_once_unless_only_prepared(train, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "run: vlarl doctor --gpu" in train("--dry-run", "compute.device=cuda", code=3)
+    assert not Path("runs").exists()
+    train("--prepare", "compute.device=cuda", code=0)

@@ -133,16 +133,23 @@ def _ranks(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     return rank, local_rank, size, local_size
 
 
+def require_device(compute: ComputeSection) -> None:
+    """Raise DeviceMissing when `compute.device` asks for a GPU that this host lacks."""
+    if compute.device == "cuda" and torch.cuda.device_count() == 0:
+        raise DeviceMissing(
+            "compute.device is cuda but torch sees no CUDA device; see why, or set "
+            "compute.device=cpu",
+            fix="vlarl doctor --gpu",
+        )
+
+
 def _device(compute: ComputeSection, local_rank: int) -> torch.device:
+    require_device(compute)
     count = torch.cuda.device_count()
     if compute.device == "cpu" or (compute.device == "auto" and count == 0):
         why = "compute.device=cpu" if compute.device == "cpu" else "no CUDA device"
         log.info("device cpu (%s)", why)
         return torch.device("cpu")
-    if count == 0:
-        raise DeviceMissing(
-            "compute.device is cuda but torch sees no CUDA device", fix="vlarl doctor --gpu"
-        )
     if local_rank >= count:
         raise DeviceMissing(
             f"rank {local_rank} of this host has no GPU of its own: there are {count}",

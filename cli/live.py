@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vlarl import run_dir
 from vlarl.run_dir import RunDir, Status
 
+from .output import print_stderr
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -95,7 +97,7 @@ class SilentView:
 
     def say(self, text: str) -> None:
         """Print it."""
-        sys.stderr.write(text + "\n")
+        print_stderr(text)
 
     def close(self) -> None:
         """Nothing."""
@@ -116,8 +118,7 @@ class LineView:
 
     def say(self, text: str) -> None:
         """Print it."""
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+        print_stderr(text)
 
     def close(self) -> None:
         """Print what came last."""

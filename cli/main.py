@@ -100,6 +100,7 @@ app.command("plot", epilog=examples(*plot.EXAMPLES))(plot.plot)
 
 def main() -> None:
     """Entry point of the console script. Always ends by SystemExit with a documented code."""
+    _open_closed_streams()
     args = sys.argv[1:]
     debug = "--debug" in args
     if debug:  # an option of the root, for click's parser
@@ -120,6 +121,15 @@ def main() -> None:
         sys.exit(1)
     finally:
         _flush()
+
+
+def _open_closed_streams() -> None:
+    """After `vlarl ... >&-`, words go nowhere, and no file takes the place of a stream."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def _flush() -> None:

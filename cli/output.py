@@ -64,8 +64,14 @@ def print_stdout(text: str) -> None:
 
 
 def print_stderr(text: str) -> None:
-    """One piece of talk."""
-    sys.stderr.write(text + "\n")
+    """One piece of talk, now. Dropped when nobody listens any more: after Ctrl-C, `2>&1 | tee log`
+    loses its reader, and the run still has a checkpoint to write.
+    """
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def print_error(message: str, fix: str | None = None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from .output import print_stderr
+
 
 class Progress:
     """Counts episodes and successes.
@@ -37,7 +39,7 @@ class Progress:
             sys.stderr.flush()
         elif done * 10 // self._total > self._tenth:
             self._tenth = done * 10 // self._total
-            sys.stderr.write(text + "\n")
+            print_stderr(text)
 
     def break_line(self) -> None:
         """Leave the moving line as it is and go on below it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import DryRunOpt, JsonOpt, OverridesArg, PresetOpt, QuietOpt, SeedOpt, merge_overrides
-from .output import Output
+from .output import Output, print_stderr
 
 if TYPE_CHECKING:
     from vlarl.sft import Progress
@@ -126,4 +126,4 @@ class _Bar:
             sys.stderr.write(f"\r\033[K{text}{end}")
             sys.stderr.flush()
         elif "sft/token_accuracy" in progress.metrics:
-            sys.stderr.write(text + "\n")
+            print_stderr(text)

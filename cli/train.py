@@ -123,7 +123,6 @@ def train(
     """Improve a policy by reinforcement learning."""
     from vlarl import metrics
     from vlarl.config.compose import build
-    from vlarl.distributed.world import require_device
 
     output = Output(json=json, quiet=quiet)
     where = launch.layout(nproc, nnodes, rdzv)
@@ -134,7 +133,7 @@ def train(
     run = build(composed)
     _check(run, where.nproc * where.nnodes)
     if not prepare:  # which may be given on a machine that will not run it
-        require_device(run.compute)
+        _check_device(run)
     start = launch.command(RunDir(folder), where)
     if dry_run:
         run_dir.check(folder, resume=resume, overwrite=overwrite)
@@ -196,6 +195,12 @@ def _check(run: RunConfig, num_ranks: int) -> None:
         )
 
 
+def _check_device(run: RunConfig) -> None:
+    from vlarl.distributed.world import require_device
+
+    require_device(run.compute)
+
+
 def _go_back(home: RunDir, step: int) -> None:
     run_dir.find_checkpoint(home, str(step))
     run_dir.drop_after(home, step)
@@ -255,7 +260,7 @@ def _report(output: Output, home: RunDir) -> None:
     if latest is not None:
         data["checkpoint"] = str(latest / "policy")
         lines.append(f"checkpoint: {latest / 'policy'}")
-    lines.append(f"next: vlarl eval {home.path}   vlarl plot {home.path}")
+    lines.append(f"next: vlarl eval {home.path}   vlarl plot {home.path} --out curve.png")
     output.result(data, text="\n".join(lines), ident=home.path)
 
 

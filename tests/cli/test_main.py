@@ -144,6 +144,31 @@ def test_a_closed_pipe_is_no_error_message():
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_closed_streams_are_no_error(closed):
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m vlarl_cli presets list -q {closed}"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_talk_without_a_listener_does_not_end_a_run():
+    code = (
+        "import sys\n"
+        "from vlarl_cli.output import print_stderr\n"
+        "sys.stdin.read()\n"
+        "for _ in range(3): print_stderr('x')\n"
+        "print('saved')\n"
+    )
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    child = subprocess.Popen([sys.executable, "-c", code], text=True, **pipe)
+    child.stderr.close()
+    assert child.communicate("go")[0] == "saved\n"
+    assert child.returncode == 0
+
+
 def _leaves(group, path=()):
     for name, child in group.commands.items():
         if hasattr(child, "commands"):

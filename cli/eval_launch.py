@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlarl import run_dir
+from vlarl.atomic import write_atomic
 from vlarl.errors import RunFailed
 from vlarl.run_dir import RunDir
 
@@ -55,7 +55,7 @@ def play_on_ranks(prepared: Prepared, where: Layout, progress: Progress) -> Eval
     job, work = prepared.job, _work_dir(prepared.job)
     shutil.rmtree(work.path, ignore_errors=True)
     work.logs.mkdir(parents=True)
-    run_dir.write_atomic(work.config, job.model_dump_json())
+    write_atomic(work.config, job.model_dump_json())
     code = launch(
         work,
         where,

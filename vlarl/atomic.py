@@ -53,8 +53,7 @@ def new_file(path: Path, *, overwrite: bool = False) -> Generator[Path]:
     if not overwrite:
         refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
-    try:
+    with _draft(path) as temporary:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -62,6 +61,29 @@ def new_file(path: Path, *, overwrite: bool = False) -> Generator[Path]:
             temporary.replace(path)
         else:
             _move_new(temporary, path)
+
+
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Make `content` the whole of a file in one step: readers see the old or the new one.
+
+    Text is written as UTF-8. The folder must exist. durable: also survive a power cut (fsync); off
+    for files that only matter while the run lives.
+    """
+    with _draft(path) as temporary:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+@contextmanager
+def _draft(path: Path) -> Generator[Path]:
+    """A hidden name next to `path`; what still has it at the end is removed."""
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
+    try:
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 

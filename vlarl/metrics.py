@@ -24,9 +24,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlarl.atomic import write_atomic
 from vlarl.config.schema import LogSection
 from vlarl.errors import CorruptFile, ExtraMissing, RunFailed
-from vlarl.run_dir import RunDir, write_atomic
+from vlarl.run_dir import RunDir
 
 if TYPE_CHECKING:  # the interfaces import torch, and reading metrics must not
     from vlarl.interfaces import MetricSink
@@ -163,12 +164,7 @@ def truncate_after(path: Path, step: int) -> int:
         kept = [
             line for line in path.read_bytes().splitlines(True) if json.loads(line)["step"] <= step
         ]
-        draft = path.with_name(path.name + ".tmp")
-        with open(draft, "wb") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        write_atomic(path, b"".join(kept))
         log.info("%s: dropped %d lines after step %d", path, dropped, step)
     return dropped
 

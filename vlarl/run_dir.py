@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vlarl.atomic import write_atomic
 from vlarl.errors import ConfigError, CorruptFile
 
 log = logging.getLogger(__name__)
@@ -223,24 +224,6 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def write_atomic(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replace a file by `text` in one step: readers see the old or the new content, never a part.
-
-    durable: also survive a power cut (fsync); off for files that only matter while the run lives.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write(text)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(draft, path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def read_json(path: Path) -> Any:

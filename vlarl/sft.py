@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vlarl import dataset, registry, run_dir, sft_data
 from vlarl.assets import companion
+from vlarl.atomic import write_atomic
 from vlarl.batch import Observation
 from vlarl.config.resolved import dump
 from vlarl.distributed.shard import autocast, shard
@@ -124,7 +125,7 @@ def train_sft(
         NonFiniteLoss: the loss or gradient is not finite.
     """
     cfg = prepared.cfg
-    folder.config.write_text(dump(cfg, sources or {}), encoding="utf-8")
+    write_atomic(folder.config, dump(cfg, sources or {}))
     module = registry.module("policy", cfg.policy.name)
     num_cameras = getattr(cfg.policy, "num_images", None) or 1
     if cfg.init is None:
@@ -346,5 +347,5 @@ def _save(policy: Policy, folder: RunDir, step: int, env: Mapping[str, Any]) -> 
     policy.save(target / "policy")
     companion.write_env(target / "policy", env)
     manifest = {"kind": "sft", "step": step}
-    run_dir.write_atomic(target / run_dir.MANIFEST, json.dumps(manifest, indent=1))
+    write_atomic(target / run_dir.MANIFEST, json.dumps(manifest, indent=1))
     return target / "policy"

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from vlarl.atomic import write_atomic
 from vlarl.distributed import dcp_io
 from vlarl.distributed.shard import full_state_dict
 from vlarl.distributed.world import World
@@ -47,7 +48,6 @@ from vlarl.run_dir import (
     latest_checkpoint,
     read_json,
     remove_checkpoint,
-    write_atomic,
 )
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +12,7 @@ from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vlarl.atomic import new_file
 from vlarl.batch import Observation
 from vlarl.config.schema import Int, PolicySection
 from vlarl.errors import AssetMissing
@@ -69,10 +69,9 @@ def mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 def write(folder: Path, state: Mapping[str, Tensor]) -> None:
     """Write FOLDER/model.safetensors atomically."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / "model.safetensors.part"
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, part)
-    os.replace(part, folder / "model.safetensors")
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    with new_file(folder / "model.safetensors", overwrite=True) as temporary:
+        save_file(tensors, temporary)
 
 
 def read(module: nn.Module, cfg: ToySection) -> None:

@@ -137,7 +137,7 @@ def test_status_round_trip(tmp_path):
     got = run_dir.read_status(run)
     assert (got.phase, got.step, got.max_steps, got.done, got.total) == ("rollout", 3, 9, 5, 64)
     assert got.updated > 1e9
-    assert list(run.path.glob(".*.tmp")) == []
+    assert list(run.path.glob(".status*")) == []
 
 
 def test_exit_notes_come_back_earliest_first(tmp_path):

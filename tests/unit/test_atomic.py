@@ -1,0 +1,39 @@
+import pytest
+
+from vlarl.atomic import new_file, write_atomic
+from vlarl.errors import ConfigError
+
+
+def listing(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_write_atomic_replaces_text_and_bytes(tmp_path, durable):
+    path = tmp_path / "a.json"
+    write_atomic(path, "größer", durable=durable)
+    assert path.read_text(encoding="utf-8") == "größer"
+    write_atomic(path, b"\x00\n", durable=durable)
+    assert path.read_bytes() == b"\x00\n"
+    assert listing(tmp_path) == ["a.json"]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.json"
+    path.mkdir()
+    with pytest.raises(OSError, match=r"a\.json"):
+        write_atomic(path, "new")
+    assert listing(tmp_path) == ["a.json"]
+    with pytest.raises(RuntimeError), new_file(tmp_path / "b.txt") as draft:
+        draft.write_text("half")
+        raise RuntimeError
+    assert listing(tmp_path) == ["a.json"]
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
+    path = tmp_path / "a.txt"
+    with pytest.raises(ConfigError, match="not overwritten"), new_file(path) as draft:
+        draft.write_text("mine")
+        path.write_text("theirs")
+    assert path.read_text() == "theirs"
+    assert listing(tmp_path) == ["a.txt"]

@@ -12,7 +12,7 @@ from vlarl import registry
 from vlarl.collect_job import EXPERT, CollectJob, build_job
 from vlarl.config import resolved
 from vlarl.config.compose import CLI, compose, parse_overrides
-from vlarl.config.sources import Leaf, Tree
+from vlarl.config.sources import values_of
 from vlarl.errors import ConfigError
 from vlarl.eval_setup import find_env, find_policy, find_subject, pick_tasks
 
@@ -56,7 +56,7 @@ def set_up(wanted: Wanted) -> CollectJob:
         values["policy"] = {**kept, "name": name, "checkpoint": str(subject.checkpoint)}
         teacher = subject.name
     values["env"] = _env(wanted, base.get("env", {}))
-    given = _plain(parse_overrides(wanted.overrides))
+    given = values_of(parse_overrides(wanted.overrides))
     if "checkpoint" in given.get("policy", {}):
         raise ConfigError("policy.checkpoint: name the checkpoint with --policy instead")
     if "policy" in given and "policy" not in values:
@@ -88,10 +88,6 @@ def _env(wanted: Wanted, base: Mapping[str, Any]) -> dict[str, Any]:
     name = find_env(suite)
     kept = base if base.get("name") == name else {}
     return {**kept, "name": name, "suite": suite, "tasks": []}
-
-
-def _plain(tree: Tree) -> dict[str, Any]:
-    return {k: v.value if isinstance(v, Leaf) else _plain(v) for k, v in tree.items()}
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

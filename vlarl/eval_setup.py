@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from vlarl import registry
 from vlarl.assets import companion, store
 from vlarl.config import resolved
 from vlarl.config.compose import CLI, compose, merge, parse_overrides
-from vlarl.config.sources import Leaf, Tree
+from vlarl.config.sources import Leaf, Tree, sources_of, tree_of, values_of
 from vlarl.errors import ConfigError
 from vlarl.eval_job import EvalJob, build_job
 from vlarl.run_dir import RunDir, latest_checkpoint
@@ -47,7 +47,7 @@ def set_up(wanted: Wanted, *, out: Callable[[Subject, str], Path]) -> tuple[Eval
     """
     subject, values, source = _base(wanted)
     tree: Tree = {
-        **_tree(_inherited(values), source),
+        **tree_of(_inherited(values), source),
         "compute": merge(_section(values, "compute", source), {"shard": Leaf("none", CLI)}),
         "env": _env(wanted, values, source),
         "policy": _policy(subject, values, source),
@@ -55,15 +55,15 @@ def set_up(wanted: Wanted, *, out: Callable[[Subject, str], Path]) -> tuple[Eval
     given = parse_overrides(wanted.overrides)
     if "checkpoint" in _sub(given, "policy"):
         raise ConfigError("policy.checkpoint: name the checkpoint as the first argument instead")
-    tree = merge(merge(tree, _tree(wanted.fields or {}, CLI)), given)
-    name = _plain(_sub(tree, "env"))["name"]
+    tree = merge(merge(tree, tree_of(wanted.fields or {}, CLI)), given)
+    name = values_of(_sub(tree, "env"))["name"]
     tree["out"] = Leaf(str(out(subject, name)), CLI)
-    job = build_job(_plain(tree), dict(_sources(tree)))
+    job = build_job(values_of(tree), dict(sources_of(tree)))
     if wanted.tasks:
         offered = registry.module("env", job.env.name).spec(job.env).tasks
         picked = Leaf(list(pick_tasks(offered, wanted.tasks)), CLI)
         tree = merge(tree, {"env": {"tasks": picked}})
-        job = build_job(_plain(tree), dict(_sources(tree)))
+        job = build_job(values_of(tree), dict(sources_of(tree)))
     return job, subject
 
 
@@ -121,31 +121,12 @@ def _all_suites() -> list[str]:
 
 
 def _section(values: Mapping[str, Any], name: str, source: str) -> Tree:
-    return _tree(values.get(name, {}), source)
+    return tree_of(values.get(name, {}), source)
 
 
 def _sub(tree: Tree, name: str) -> Tree:
     below = tree.get(name, {})
     return below if isinstance(below, dict) else {}
-
-
-def _tree(values: Mapping[str, Any], source: str) -> Tree:
-    return {
-        key: _tree(value, source) if isinstance(value, Mapping) else Leaf(value, source)
-        for key, value in values.items()
-    }
-
-
-def _plain(tree: Tree) -> dict[str, Any]:
-    return {k: v.value if isinstance(v, Leaf) else _plain(v) for k, v in tree.items()}
-
-
-def _sources(tree: Tree, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Leaf):
-            yield prefix + key, value.source
-        else:
-            yield from _sources(value, f"{prefix}{key}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ named plug-ins (hence torch) and validates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,7 +17,7 @@ from vlarl import registry
 from vlarl.config import presets
 from vlarl.config.explain import validate, where
 from vlarl.config.schema import AlgoSection, RolloutSection, RunConfig, Section, disagreements
-from vlarl.config.sources import Leaf, Tree, read_tree, read_value
+from vlarl.config.sources import Leaf, Tree, read_tree, read_value, sources_of, tree_of, values_of
 from vlarl.errors import ConfigError
 
 CLI = "cli"
@@ -50,7 +50,7 @@ def compose(preset: str | Path, overrides: Sequence[str] = ()) -> Composed:
     file = preset if _is_file(preset) else f"{preset}.yaml"
     name = Path(file).stem
     tree.setdefault("name", Leaf(name, file))
-    return Composed(name, _values(tree), dict(_sources(tree)))
+    return Composed(name, values_of(tree), dict(sources_of(tree)))
 
 
 def command_of(composed: Composed) -> Literal["train", "sft"]:
@@ -76,8 +76,8 @@ def parse_overrides(overrides: Iterable[str]) -> Tree:
         except ValueError as error:
             problems.append(f"'{text}': {error}; quote the value as YAML text if it is a word")
             continue
-        old = [k for k, _ in _sources(tree)]
-        for new, _ in _sources(one):
+        old = [k for k, _ in sources_of(tree)]
+        for new, _ in sources_of(one):
             if any(f"{k}.".startswith(f"{new}.") or f"{new}.".startswith(f"{k}.") for k in old):
                 problems.append(f"'{text}': {new} is given twice")
         tree = merge(tree, one)
@@ -160,34 +160,14 @@ def _parents(extends: Tree | Leaf | None, label: str) -> list[str]:
 
 def _nest(path: list[str], value: Any) -> Tree:
     """{"optim": {"lr": Leaf}} from ["optim", "lr"]."""
-    node = _from_plain(value)
     for key in reversed(path):
-        node = {key: node}
-    assert isinstance(node, dict)
-    return node
-
-
-def _from_plain(value: Any) -> Tree | Leaf:
-    if isinstance(value, dict):
-        return {str(key): _from_plain(v) for key, v in value.items()}
-    return Leaf(value, CLI)
+        value = {key: value}
+    return tree_of(value, CLI)
 
 
 def _renames(under: Tree, over: Tree) -> bool:
     old, new = under.get("name"), over.get("name")
     return isinstance(old, Leaf) and isinstance(new, Leaf) and old.value != new.value
-
-
-def _values(tree: Tree) -> dict[str, Any]:
-    return {k: v.value if isinstance(v, Leaf) else _values(v) for k, v in tree.items()}
-
-
-def _sources(tree: Tree, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Leaf):
-            yield prefix + key, value.source
-        else:
-            yield from _sources(value, f"{prefix}{key}.")
 
 
 class _Unknown(Section, extra="allow"):

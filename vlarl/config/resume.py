@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vlarl.config.compose import Composed, parse_overrides
+from vlarl.config.compose import CLI, Composed, parse_overrides
 from vlarl.config.resolved import flatten
-from vlarl.config.sources import Leaf, Tree
+from vlarl.config.sources import values_of
 from vlarl.errors import ConfigError
 
 MAY_CHANGE = ("max_steps", "patience", "run_dir", "eval", "save", "log", "compute")
@@ -21,7 +21,7 @@ def continued(stored: Composed, overrides: Sequence[str]) -> Composed:
     Raises:
         ConfigError: an override would make the rest of the run another experiment.
     """
-    given = dict(flatten(_plain(parse_overrides(overrides))))
+    given = dict(flatten(values_of(parse_overrides(overrides))))
     own = dict(flatten(stored.values))
     fixed = [
         key
@@ -37,11 +37,7 @@ def continued(stored: Composed, overrides: Sequence[str]) -> Composed:
     values = stored.values
     for key, value in given.items():
         values = _set(values, key.split("."), value)
-    return replace(stored, values=values, sources={**stored.sources, **dict.fromkeys(given, "cli")})
-
-
-def _plain(tree: Tree) -> dict[str, Any]:
-    return {k: v.value if isinstance(v, Leaf) else _plain(v) for k, v in tree.items()}
+    return replace(stored, values=values, sources={**stored.sources, **dict.fromkeys(given, CLI)})
 
 
 def _set(values: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:

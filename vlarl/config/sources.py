@@ -7,6 +7,7 @@ The dialect is YAML 1.2's core schema without anchors: `1e-5` is a number, `on`,
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,28 @@ class Leaf:
 
 Tree = dict[str, "Tree | Leaf"]
 """Sections by name, leaves at the ends."""
+
+
+def tree_of(values: Mapping[str, Any], source: str) -> Tree:
+    """Nested values as a tree whose leaves all come from `source`."""
+    return {
+        str(key): tree_of(value, source) if isinstance(value, Mapping) else Leaf(value, source)
+        for key, value in values.items()
+    }
+
+
+def values_of(tree: Tree) -> dict[str, Any]:
+    """The nested plain values of a tree."""
+    return {k: v.value if isinstance(v, Leaf) else values_of(v) for k, v in tree.items()}
+
+
+def sources_of(tree: Tree, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, source) of every leaf, in order."""
+    for key, value in tree.items():
+        if isinstance(value, Leaf):
+            yield prefix + key, value.source
+        else:
+            yield from sources_of(value, f"{prefix}{key}.")
 
 
 class _Loader(yaml.SafeLoader):

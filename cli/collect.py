@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlarl.signals import INTERRUPTED, stop_on_signals
+
 from .options import DryRunOpt, JsonOpt, OverridesArg, QuietOpt, complete_preset
 from .output import Output, format_table
 
@@ -19,8 +21,6 @@ EXAMPLES = (
     "vlarl collect --suite mt10 --episodes 5 --to data/mt10 env.frame_size=64",
     "vlarl collect --preset tiny_metaworld_grpo --policy runs/tiny_metaworld_grpo --keep-failures",
 )
-
-INTERRUPTED = 130
 
 
 class Split(str, Enum):
@@ -169,7 +169,6 @@ def _run(prepared: Any, todo: int, *, quiet: bool) -> tuple[DataSet, bool]:
     """Play what is missing; the data set, and whether somebody interrupted."""
     from vlarl.collect_job import collect as play
     from vlarl.distributed.world import init_world
-    from vlarl.eval_job import stop_on_signals
 
     from .progress import Progress
 

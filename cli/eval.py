@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlarl.signals import INTERRUPTED
+
 from .options import DryRunOpt, JsonOpt, NprocOpt, OverridesArg, QuietOpt, complete_preset
 from .output import Output, format_table
 
@@ -28,7 +30,6 @@ EXAMPLES = (
 )
 
 NOT_MET = 4
-INTERRUPTED = 130
 
 
 class Split(str, Enum):

@@ -34,7 +34,8 @@ def _work_dir(job: EvalJob) -> RunDir:
 def play_here(prepared: Prepared, progress: Progress) -> EvalResult:
     """Play in this process. Ctrl-C ends it early with what there is."""
     from vlarl.distributed.world import init_world
-    from vlarl.eval_job import play, stop_on_signals
+    from vlarl.eval_job import play
+    from vlarl.signals import stop_on_signals
 
     world = init_world(prepared.job.compute, {})
     with stop_on_signals() as stop:

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import FrameType
 
 from vlarl import errors, run_dir
-from vlarl.errors import ConfigError, MissingError, RunFailed, VlarlError
-from vlarl.run_dir import RankExit, RunDir
+from vlarl.errors import ConfigError, RunFailed
+from vlarl.run_dir import RunDir
+from vlarl.signals import INTERRUPTED
 
 _POLL_S = 0.2
 _LAST_LINES = 15
-_INTERRUPTED = 130
 _LEAST_FREE = 1 << 16
 """Bytes on the disk without which a rank cannot say why it ended."""
 _GPU_DEVICES = ("nvidia[0-9]*", "dxg", "kfd")
@@ -200,14 +200,16 @@ def _outcome(run: RunDir, where: Layout, code: int, *, interrupted: bool) -> int
     """0 or 130; raises what went wrong otherwise."""
     notes = [note for note in run_dir.read_exits(run) if note.code]
     for note in notes:
-        if hasattr(errors, note.kind):
-            raise _as_error(note, run)
-    if any(note.code == _INTERRUPTED for note in notes):
-        return _INTERRUPTED
+        text = f"rank {note.rank}: {note.message} (log: {run.log(note.rank)})"
+        error = errors.rebuilt(note.kind, text, note.fix)
+        if error is not None:
+            raise error
+    if any(note.code == INTERRUPTED for note in notes):
+        return INTERRUPTED
     if code == 0:
         return 0
     if interrupted:  # killed before it could leave a note
-        return _INTERRUPTED
+        return INTERRUPTED
     died = _killed_rank(run, where, code)
     if died is not None:
         raise died
@@ -229,13 +231,6 @@ def _without_a_note(run: RunDir, code: int) -> RunFailed:
     said = run.logs / "launcher.log"
     log = said if said.stat().st_size else run.log(0)
     return RunFailed(f"the ranks ended with code {code} and left no note\n{_tail(log)}")
-
-
-def _as_error(note: RankExit, run: RunDir) -> VlarlError:
-    """The error a rank ended with, as if it had happened here."""
-    kind = getattr(errors, note.kind)
-    text = f"rank {note.rank}: {note.message} (log: {run.log(note.rank)})"
-    return kind(text, fix=note.fix) if issubclass(kind, MissingError) else kind(text)
 
 
 _FIRST_FAILURE = re.compile(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vlarl.signals import INTERRUPTED, stop_on_signals
+
 from .options import DryRunOpt, JsonOpt, OverridesArg, PresetOpt, QuietOpt, SeedOpt, merge_overrides
 from .output import Output, print_stderr
 
@@ -20,8 +22,6 @@ EXAMPLES = (
     "vlarl sft --preset tiny_metaworld_sft 'data=[data/mine]' optim.steps=2000 init.layers=6",
     "vlarl sft --preset tiny_metaworld_sft init=null policy.checkpoint=tiny-oft-metaworld",
 )
-
-INTERRUPTED = 130
 
 
 def sft(
@@ -68,7 +68,6 @@ def sft(
         out.result(found, text=f"would train into {cfg.folder}", ident=cfg.folder)
         return
     from vlarl.distributed.world import init_world
-    from vlarl.eval_job import stop_on_signals
     from vlarl.sft import train_sft
 
     folder = runs.create(cfg.folder, overwrite=overwrite)

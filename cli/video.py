@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from vlarl.signals import INTERRUPTED, stop_on_signals
+
 from .options import DryRunOpt, JsonOpt, QuietOpt
 from .output import Output
 
@@ -17,8 +19,6 @@ EXAMPLES = (
     "vlarl video runs/tiny_metaworld_grpo/eval/step_000020.json --only failures --grid 4x2",
     "vlarl video results/mine.json --episodes 3,17 --out two.mp4",
 )
-
-INTERRUPTED = 130
 
 
 class Only(str, Enum):
@@ -113,7 +113,6 @@ def video(
         return
     from vlarl.config.schema import ComputeSection
     from vlarl.distributed.world import init_world
-    from vlarl.eval_job import stop_on_signals
     from vlarl.video import write_grid, write_strip
     from vlarl.video_job import replay
 

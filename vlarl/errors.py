@@ -78,3 +78,14 @@ class WorkerDied(RunFailed):
 
 class CorruptFile(RunFailed):
     """A file on disk is truncated, of another format, or unsafe to load."""
+
+
+def rebuilt(kind: str, message: str, fix: str | None = None) -> VlarlError | None:
+    """The error of that class name, as if it had happened in this process.
+
+    None when `kind` is no error of this module. fix: of a MissingError.
+    """
+    known = globals().get(kind)
+    if not (isinstance(known, type) and issubclass(known, VlarlError)):
+        return None
+    return known(message, fix=fix or "") if issubclass(known, MissingError) else known(message)

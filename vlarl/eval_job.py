@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Annotated, Any, Generic, Literal, cast
 
 from pydantic import Field
@@ -35,7 +33,7 @@ from vlarl.results import EvalResult
 from vlarl.rollout.plan import Trials, eval_plan
 from vlarl.rollout.play import Outcome
 from vlarl.run_dir import RunDir
-from vlarl.specs import EnvSpec, PolicySpec, match
+from vlarl.specs import EnvSpec, match
 from vlarl.video import Clip, write_grid
 
 
@@ -97,7 +95,6 @@ class Prepared:
     env_module: ModuleType
     policy_module: ModuleType
     env_spec: EnvSpec
-    policy_spec: PolicySpec
     plan: tuple[Episode, ...]
     train_trials: Trials
     groups: Mapping[str, Sequence[str]]
@@ -115,8 +112,8 @@ def prepare(job: EvalJob) -> Prepared:
     require_device(job.compute)
     env_module = registry.module("env", job.env.name)
     policy_module = registry.module("policy", job.policy.name)
-    env_spec, policy_spec = env_module.spec(job.env), policy_module.spec(job.policy)
-    problems = match(policy_spec, env_spec)
+    env_spec = env_module.spec(job.env)
+    problems = match(policy_module.spec(job.policy), env_spec)
     if problems:
         raise SpecMismatch("\n".join(problems))
     trials = env_module.trials(job.env, job.split)
@@ -131,7 +128,6 @@ def prepare(job: EvalJob) -> Prepared:
         env_module=env_module,
         policy_module=policy_module,
         env_spec=env_spec,
-        policy_spec=policy_spec,
         plan=tuple(plan),
         train_trials=env_module.trials(job.env, "train"),
         groups=env_module.groups(job.env),
@@ -194,18 +190,10 @@ def _write_video(prepared: Prepared, outcome: Outcome) -> None:
     job, episode = prepared.job, outcome.episode
     if outcome.frames is None or (job.video == "failures" and outcome.success):
         return
-    every = prepared.env_spec.video_every
     ending = "success" if outcome.success else "failure"
     name = f"{episode.index:04d}_{episode.task}_t{episode.trial}_r{episode.member}_{ending}.mp4"
-    clip = Clip(
-        frames=outcome.frames.numpy(),
-        caption=f"{episode.task} #{episode.trial}",
-        success=outcome.success,
-        episode=episode.index,
-        total_reward=outcome.total_reward,
-        steps_per_frame=every,
-    )
-    fps = prepared.env_spec.control_hz / every
+    clip = Clip.of(outcome, prepared.env_spec)
+    fps = prepared.env_spec.control_hz / prepared.env_spec.video_every
     write_grid([clip], job.video_dir / name, fps=fps, overwrite=job.overwrite)
 
 
@@ -219,23 +207,3 @@ def save(job: EvalJob, result: EvalResult) -> Path:
 def journal(work: RunDir, rank: int) -> Path:
     """Where a rank appends one JSON line per finished episode, for whoever watches."""
     return work.logs / f"episodes_{rank}.jsonl"
-
-
-@contextmanager
-def stop_on_signals() -> Generator[Callable[[], bool]]:
-    """Inside, SIGINT and SIGTERM make the yielded function true; a second one ends the process."""
-    requested = False
-
-    def on_signal(number: int, _: FrameType | None) -> None:
-        nonlocal requested
-        if requested:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        requested = True
-
-    before = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: requested
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

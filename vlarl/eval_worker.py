@@ -22,15 +22,13 @@ from vlarl.eval_job import (
     play,
     prepare,
     save,
-    stop_on_signals,
 )
 from vlarl.evaluate import episode_result
 from vlarl.rollout.play import Outcome
 from vlarl.run_dir import RankExit, RunDir
+from vlarl.signals import INTERRUPTED, stop_on_signals
 
 log = logging.getLogger("vlarl.eval_worker")
-
-INTERRUPTED = 130
 
 
 def run(work: RunDir, job: EvalJob, world: World) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from imageio_ffmpeg import get_ffmpeg_exe
@@ -21,6 +22,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vlarl.atomic import new_file, refuse_existing
 from vlarl.errors import ConfigError, RunFailed
+
+if TYPE_CHECKING:  # outcomes hold tensors
+    from vlarl.rollout.play import Outcome
+    from vlarl.specs import EnvSpec
 
 _MIN_WIDTH = 160
 _LABEL_HEIGHT = 34
@@ -49,6 +54,21 @@ class Clip:
     total_reward: float | None = None
     steps_per_frame: int = 1
     num_steps: int | None = None
+
+    @classmethod
+    def of(cls, outcome: Outcome, spec: EnvSpec) -> Clip:
+        """A recorded episode, captioned with its task and trial."""
+        assert outcome.frames is not None, "the episode was not recorded"
+        episode = outcome.episode
+        return cls(
+            frames=outcome.frames.numpy(),
+            caption=f"{episode.task} #{episode.trial}",
+            success=outcome.success,
+            episode=episode.index,
+            total_reward=outcome.total_reward,
+            steps_per_frame=spec.video_every,
+            num_steps=outcome.num_steps,
+        )
 
     def step(self, t: int) -> int:
         """How many actions came before frame t."""

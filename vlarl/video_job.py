@@ -198,7 +198,7 @@ def replay(
 
     def keep(outcome: Outcome) -> None:
         now = episode_result(outcome)
-        clips.append(_clip(outcome, prepared.env_spec))
+        clips.append(Clip.of(outcome, prepared.env_spec))
         if _outcome(now) != _outcome(before[now.key]):
             text = f"{now.key}: {_outcome(before[now.key])} then, {_outcome(now)} now"
             changed.append((outcome.episode.index, text))
@@ -227,20 +227,6 @@ def replay(
 def _outcome(result: EpisodeResult) -> str:
     word = "success" if result.success else "failure"
     return f"{word} after {result.num_steps} steps"
-
-
-def _clip(outcome: Outcome, spec: EnvSpec) -> Clip:
-    assert outcome.frames is not None
-    episode = outcome.episode
-    return Clip(
-        frames=outcome.frames.numpy(),
-        caption=f"{episode.task} #{episode.trial}",
-        success=outcome.success,
-        episode=episode.index,
-        total_reward=outcome.total_reward,
-        steps_per_frame=spec.video_every,
-        num_steps=outcome.num_steps,
-    )
 
 
 def default_out(source: Path, only: Only) -> Path:

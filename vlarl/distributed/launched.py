@@ -21,8 +21,8 @@ import traceback
 from pathlib import Path
 
 from vlarl.run_dir import RankExit, RunDir, write_exit
+from vlarl.signals import INTERRUPTED
 
-_INTERRUPTED = 130
 _KILLED = 137
 
 
@@ -30,20 +30,20 @@ def main(argv: list[str]) -> int:
     """Run the rank; returns the exit code of this process."""
     module, path = argv
     run, rank = RunDir(Path(path)), int(os.environ.get("RANK", "0"))
-    stopped = RankExit(rank=rank, code=_INTERRUPTED, kind="Stopped", message="interrupted")
+    stopped = RankExit(rank=rank, code=INTERRUPTED, kind="Stopped", message="interrupted")
     _redirect_output(run.log(rank))
     threading.Thread(target=_end_with_launcher, name="launcher-watch", daemon=True).start()
     try:
         code = importlib.import_module(module).main([path])
     except KeyboardInterrupt:  # before the worker has put its own handler in place
-        code = _INTERRUPTED
+        code = INTERRUPTED
     # The supervisor of this process: whatever it was, say so where it will be found.
     except Exception as error:
         traceback.print_exc()
         note = RankExit(rank=rank, code=1, kind=type(error).__name__, message=str(error))
         write_exit(run, note)
         return 1
-    if code == _INTERRUPTED:
+    if code == INTERRUPTED:
         write_exit(run, stopped)
         return 0
     return code

@@ -194,7 +194,7 @@ class SubprocPool:
             self._restart(slot, "died")
             return
         if not ok:
-            raise _rebuilt(*answer)
+            raise errors.rebuilt(*answer) or errors.RunFailed(f"{answer[0]}: {answer[1]}")
         worker.request = worker.recovery = None
         answers[slot] = answer
 
@@ -252,12 +252,6 @@ def _environment(num_workers: int) -> dict[str, str]:
     renderer = {"LP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_workers))}
     modules = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
     return renderer | dict(os.environ) | single | modules
-
-
-def _rebuilt(name: str, message: str, fix: str | None) -> errors.VlarlError:
-    """The error a worker raised, as the same class here."""
-    kind = getattr(errors, name)
-    return kind(message, fix=fix) if issubclass(kind, errors.MissingError) else kind(message)
 
 
 def _close(slots: Sequence[_Slot]) -> None:

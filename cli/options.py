@@ -59,10 +59,6 @@ DryRunOpt = Annotated[
         rich_help_panel="Run",
     ),
 ]
-YesOpt = Annotated[
-    bool,
-    typer.Option("--yes", "-y", help="Answer yes to every question.", rich_help_panel="Run"),
-]
 JsonOpt = Annotated[
     bool,
     typer.Option("--json", help="One JSON document on stdout.", rich_help_panel="Output"),

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 import vlarl
 from vlarl import registry
 from vlarl.assets import store
+from vlarl.config.schema import runs_folder
 from vlarl.envs import gl
 from vlarl.errors import ConfigError, DeviceMissing
 
@@ -75,7 +76,7 @@ def report(env: str | None = None) -> list[Check]:
         torch_check, render_check = pool.submit(_torch), pool.submit(_rendering)
         checks = [_vlarl(), _python(), *_packages(env)]
         checks += [torch_check.result(), render_check.result()]
-    checks += [_cpu(), _disk("cache", store.home()), _disk("runs", _runs_folder()), _assets()]
+    checks += [_cpu(), _disk("cache", store.home()), _disk("runs", runs_folder()), _assets()]
     return checks + _variables()
 
 
@@ -160,10 +161,6 @@ def _cpu() -> Check:
         gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
         detail += f", {gib:.1f} GiB memory"
     return Check(name="cpu", ok=True, detail=detail)
-
-
-def _runs_folder() -> Path:
-    return Path(os.environ.get("VLARL_RUNS") or "runs")
 
 
 def _disk(name: str, folder: Path) -> Check:

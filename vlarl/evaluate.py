@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -38,6 +38,16 @@ _PACKAGES = (
 _NOT_WEIGHTS = {".md", ".png", ".jpg", ".mp4"}
 
 _T = TypeVar("_T")
+
+
+@runtime_checkable
+class WithSettings(Protocol):
+    """A policy that says what the fields of its section that were left at none came to."""
+
+    @property
+    def settings(self) -> Any:
+        """A dataclass of JSON values."""
+        ...
 
 
 class Ranks(Protocol):
@@ -156,8 +166,7 @@ def make_protocol(
 
     checkpoint: folder of the weights, which is hashed; None while training, where `step` (finished
     iterations) says what was measured. train_trials: the env's training trials, to count how many
-    planned episodes start from one. A policy may have `settings`, a dataclass of what the fields
-    left at none came to; it is recorded.
+    planned episodes start from one. The settings of a policy `WithSettings` are recorded.
     """
     own = next(policy.module.parameters())
     overlap = sum(e.trial in train_trials.get(e.task, ()) for e in plan)
@@ -187,8 +196,7 @@ def make_protocol(
 
 
 def _settings(policy: Policy) -> dict[str, Any] | None:
-    settings = getattr(policy, "settings", None)
-    return None if settings is None else asdict(settings)
+    return asdict(policy.settings) if isinstance(policy, WithSettings) else None
 
 
 def _precision(policy: Policy) -> dict[str, str]:

@@ -27,6 +27,7 @@ from vlarl.metrics import open_sinks, require
 from vlarl.models.openvla_oft.action_tokens import ActionCodec
 from vlarl.models.openvla_oft.tiny import TinySizes, init_tiny
 from vlarl.noise import stream
+from vlarl.policies.openvla_oft import OftConfig
 from vlarl.run_dir import RunDir
 from vlarl.sft_config import SftConfig, SftOptimSection
 from vlarl.sft_data import Batches, Samples
@@ -127,9 +128,7 @@ def train_sft(
     cfg = prepared.cfg
     write_atomic(folder.config, dump(cfg, sources or {}))
     module = registry.module("policy", cfg.policy.name)
-    num_cameras = getattr(cfg.policy, "num_images", None) or 1
-    if cfg.init is None:
-        num_cameras = module.spec(cfg.policy).cameras
+    num_cameras = module.spec(cfg.policy).cameras if cfg.init is None else _oft(cfg).num_images or 1
     samples = sft_data.load(prepared.data, num_cameras)
     train_rows, held_rows = sft_data.split(samples, cfg.validation.fraction, cfg.seed)
     section = cfg.policy
@@ -149,6 +148,12 @@ def train_sft(
     finally:
         sink.close()
     return _save(policy, folder, step, prepared.data[0].origin.env)
+
+
+def _oft(cfg: SftConfig) -> OftConfig:
+    """The policy's section where `init` makes the network, which is an OpenVLA-OFT."""
+    assert isinstance(cfg.policy, OftConfig), cfg.policy.name
+    return cfg.policy
 
 
 def _make_fresh(cfg: SftConfig, samples: Samples, to: Path, data: dataset.DataSet) -> Path:
@@ -174,7 +179,7 @@ def _make_fresh(cfg: SftConfig, samples: Samples, to: Path, data: dataset.DataSe
         statistics=statistics,
         key=init.statistics_key,
         action_dims=dims,
-        chunk=getattr(cfg.policy, "chunk", None) or 8,
+        chunk=_oft(cfg).chunk or 8,
         image_size=init.image_size,
         seed=init.seed,
         sizes=TinySizes(

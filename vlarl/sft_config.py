@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Generic, cast
 
@@ -11,7 +10,7 @@ from pydantic import Field
 from vlarl import registry
 from vlarl.config.compose import Composed
 from vlarl.config.explain import validate
-from vlarl.config.schema import ComputeSection, Int, LogSection, PolicyT, Section
+from vlarl.config.schema import ComputeSection, Int, LogSection, PolicyT, Section, runs_folder
 from vlarl.errors import ConfigError
 
 FRESH = "fresh"
@@ -32,7 +31,7 @@ class InitSection(Section):
     mlp: Annotated[Int, Field(ge=8)] = 256
     """Inner width of its MLPs."""
     layers: Annotated[Int, Field(ge=1)] = 4
-    """Its depth."""
+    """Its depth; the shipped `tiny-oft-metaworld` has 4."""
     heads: Annotated[Int, Field(ge=1)] = 4
     """Its attention heads."""
     vision_dim: Annotated[Int, Field(ge=8)] = 64
@@ -117,8 +116,7 @@ class SftConfig(Section, Generic[PolicyT]):
     @property
     def folder(self) -> Path:
         """Where the run goes."""
-        runs = Path(os.environ.get("VLARL_RUNS") or "runs")
-        return (self.run_dir or runs / self.name).expanduser()
+        return (self.run_dir or runs_folder() / self.name).expanduser()
 
 
 def build(composed: Composed) -> SftConfig:

@@ -6,6 +6,7 @@ here. Every field has a docstring: it becomes help text, docs and editor schema.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
 
@@ -159,6 +160,11 @@ class ComputeSection(Section):
     float32."""
     activation_checkpointing: Bool = False
     """Recompute activations of each shard unit in the backward pass."""
+
+
+def runs_folder() -> Path:
+    """Where runs without a `run_dir` go: $VLARL_RUNS, or ./runs."""
+    return Path(os.environ.get("VLARL_RUNS") or "runs")
 
 
 EnvT = TypeVar("EnvT", bound=EnvSection)

@@ -45,7 +45,6 @@ from vlarl.run_dir import (
     RunDir,
     checkpoint_step,
     checkpoints,
-    latest_checkpoint,
     read_json,
     remove_checkpoint,
 )
@@ -143,11 +142,6 @@ def verify(folder: Path) -> None:
                 f"{path}: {path.stat().st_size} bytes instead of {size}, the file is damaged; "
                 "resume from another checkpoint (--resume-from)"
             )
-
-
-def latest(run: RunDir) -> Path | None:
-    """The newest complete checkpoint of a run, or None."""
-    return latest_checkpoint(run)
 
 
 def prune(run: RunDir, keep: int) -> None:

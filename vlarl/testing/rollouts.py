@@ -51,12 +51,7 @@ def made_up_rollout(
     decisions = (length + chunk - 1) // chunk
     played = torch.arange(num_t)[:, None] < decisions
     b, t = played.T.nonzero().unbind(dim=1)
-    value = None
-    if value_width:
-        value = torch.randn(num_t + 1, episodes, value_width, generator=gen)
-        row = torch.arange(num_t + 1)[:, None]
-        is_seen = (row < decisions) | ((row == decisions) & ~success)
-        value = torch.where(is_seen[:, :, None], value, 0)
+    value = _values(decisions, success, num_t, value_width, gen) if value_width else None
 
     def chunked(flat: Tensor) -> Tensor:
         return flat.view(num_t, chunk, episodes).transpose(1, 2)
@@ -88,6 +83,16 @@ def made_up_rollout(
         diverged=torch.zeros(episodes, dtype=torch.bool),
         temperature=1.0,
     )
+
+
+def _values(
+    decisions: Tensor, success: Tensor, num_t: int, width: int, gen: torch.Generator
+) -> Tensor:
+    """[T+1, B, width]: random where an observation was seen, 0 elsewhere."""
+    row = torch.arange(num_t + 1)[:, None]
+    is_seen = (row < decisions) | ((row == decisions) & ~success)
+    value = torch.randn(num_t + 1, len(decisions), width, generator=gen)
+    return torch.where(is_seen[:, :, None], value, 0)
 
 
 def part_of(rollout: Rollout, episodes: list[int]) -> Rollout:

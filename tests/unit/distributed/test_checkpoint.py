@@ -265,7 +265,7 @@ def test_sigkill_while_saving_leaves_the_last_checkpoint(tmp_path, moment):
     _, err = process.communicate(timeout=100)
     assert process.returncode == -signal.SIGKILL, err
     assert (run.ckpt / "step_000002.tmp").is_dir()
-    assert checkpoint.latest(run) == run.checkpoint(1)
+    assert run_dir.latest_checkpoint(run) == run.checkpoint(1)
     load(run.checkpoint(1), net, optimizer)
     save(run.checkpoint(2), net, optimizer)
     checkpoint.prune(run, keep=5)

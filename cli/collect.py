@@ -10,7 +10,7 @@ import typer
 
 from vlarl.signals import INTERRUPTED, stop_on_signals
 
-from .options import DryRunOpt, JsonOpt, OverridesArg, QuietOpt, complete_preset
+from .options import DryRunOpt, JsonOpt, OverridesArg, QuietOpt, complete_preset, words
 from .output import Output, format_table
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def collect(
     job = set_up(
         Wanted(
             suite=suite,
-            tasks=tuple(t.strip() for t in tasks.split(",")) if tasks else (),
+            tasks=words(tasks),
             preset=preset,
             policy=policy,
             overrides=(*(overrides or ()), *slots),

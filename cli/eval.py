@@ -14,7 +14,16 @@ import typer
 
 from vlarl.signals import INTERRUPTED
 
-from .options import DryRunOpt, JsonOpt, NprocOpt, OverridesArg, QuietOpt, complete_preset
+from .options import (
+    DryRunOpt,
+    JsonOpt,
+    NprocOpt,
+    OverridesArg,
+    OverwriteOpt,
+    QuietOpt,
+    complete_preset,
+    words,
+)
 from .output import Output, format_table
 
 if TYPE_CHECKING:
@@ -140,9 +149,7 @@ def evaluate(
             rich_help_panel="Output",
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace FILE.", rich_help_panel="Output")
-    ] = False,
+    overwrite: OverwriteOpt = False,
     dry_run: DryRunOpt = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -220,7 +227,7 @@ def _prepare(asked: Asked) -> tuple[Prepared, Subject]:
             checkpoint=checkpoint,
             preset=asked.preset,
             suite=asked.suite,
-            tasks=tuple(t.strip() for t in asked.tasks.split(",")) if asked.tasks else (),
+            tasks=words(asked.tasks),
             overrides=(*overrides, *slots),
             fields={k: v for k, v in asked.flags.items() if v is not None},
         ),

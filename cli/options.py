@@ -59,6 +59,9 @@ DryRunOpt = Annotated[
         rich_help_panel="Run",
     ),
 ]
+OverwriteOpt = Annotated[
+    bool, typer.Option("--overwrite", help="Replace FILE.", rich_help_panel="Output")
+]
 JsonOpt = Annotated[
     bool,
     typer.Option("--json", help="One JSON document on stdout.", rich_help_panel="Output"),
@@ -67,6 +70,11 @@ QuietOpt = Annotated[
     bool,
     typer.Option("--quiet", "-q", help="Only the id or path on stdout.", rich_help_panel="Output"),
 ]
+
+
+def words(text: str | None) -> tuple[str, ...]:
+    """The parts of `A,B,...` without spaces around them; none for nothing."""
+    return tuple(word.strip() for word in text.split(",")) if text else ()
 
 
 def merge_overrides(args: list[str] | None, **flags: object) -> list[str]:

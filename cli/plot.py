@@ -9,7 +9,7 @@ import typer
 
 from vlarl.errors import ConfigError
 
-from .options import JsonOpt, QuietOpt
+from .options import JsonOpt, OverwriteOpt, QuietOpt
 from .output import Output
 
 EXAMPLES = (
@@ -50,9 +50,7 @@ def plot(
     title: Annotated[
         str, typer.Option(metavar="TEXT", help="Above the picture.", rich_help_panel="Config")
     ] = "",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace FILE.", rich_help_panel="Output")
-    ] = False,
+    overwrite: OverwriteOpt = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:

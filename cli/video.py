@@ -11,7 +11,7 @@ import typer
 
 from vlarl.signals import INTERRUPTED, stop_on_signals
 
-from .options import DryRunOpt, JsonOpt, QuietOpt
+from .options import DryRunOpt, JsonOpt, OverwriteOpt, QuietOpt
 from .output import Output
 
 EXAMPLES = (
@@ -83,9 +83,7 @@ def video(
             rich_help_panel="Output",
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace FILE.", rich_help_panel="Output")
-    ] = False,
+    overwrite: OverwriteOpt = False,
     dry_run: DryRunOpt = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,

@@ -6,7 +6,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from vlarl.assets import store
 from vlarl_cli.main import app
 from vlarl_cli.reference import cli_markdown, presets_markdown, surface
 
@@ -63,7 +62,6 @@ def test_examples_of_presets_and_config_run(line, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("tiny-oft-metaworld" not in store.names(), reason="needs the tiny checkpoint")
 @pytest.mark.parametrize(
     "line",
     [

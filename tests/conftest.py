@@ -1,10 +1,28 @@
-"""`pytest --update-golden` rewrites files under tests/golden instead of comparing with them."""
+"""Fixtures for all tests; `pytest --update-golden` rewrites tests/golden instead of comparing."""
 
 from pathlib import Path
 
 import pytest
 
+from vlarl import registry, run_dir
+from vlarl.config import resolved
+from vlarl.config.compose import build, compose
+
 GOLDEN = Path(__file__).parent / "golden"
+
+TOY_RUN = """
+env: {name: reach, chunk: 2, num_slots: 5}
+policy: {name: token_toy, chunk: 2, hidden: 16}
+algo: {name: grpo, group_size: 4}
+rollout: {episodes: 16}
+optim: {lr: 0.02, minibatches: 2, micro_batch: 8}
+eval: {every: 2, episodes: 3, video: 0}
+save: {every: 1}
+log: {tensorboard: false}
+compute: {device: cpu, threads: 1}
+max_steps: 4
+"""
+"""A training run of about a second."""
 
 
 def pytest_addoption(parser):
@@ -26,3 +44,25 @@ def check_golden(request):
         assert text == path.read_text(encoding="utf-8"), f"{name} changed; pytest --update-golden"
 
     return check
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    """The env and the policy of vlarl.testing, registered as `reach` and `token_toy`."""
+    monkeypatch.setitem(registry._BUILT_IN["env"], "reach", "vlarl.testing.reach")
+    monkeypatch.setitem(registry._BUILT_IN["policy"], "token_toy", "vlarl.testing.token_policy")
+
+
+@pytest.fixture
+def toy_run(toys, tmp_path):
+    """toy_run("max_steps=3", ..., name="b"): a prepared run directory, ready for the worker."""
+
+    def prepare(*overrides, name="run"):
+        preset = tmp_path / "toy.yaml"
+        preset.write_text(TOY_RUN)
+        composed = compose(preset, overrides)
+        folder = run_dir.create(tmp_path / name)
+        folder.config.write_text(resolved.dump(build(composed), composed.sources))
+        return folder
+
+    return prepare

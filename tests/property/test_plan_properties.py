@@ -1,4 +1,5 @@
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,5 +85,5 @@ def test_an_evaluation_plays_each_start_as_often_as_asked(trials, repeats, recor
     assert len(chosen) == min(record, len(plan))
     if chosen:
         ends = [0, *chosen, len(plan) - 1]
-        widest = max(b - a for a, b in zip(ends, ends[1:], strict=False))
+        widest = max(b - a for a, b in pairwise(ends))
         assert widest <= len(plan) / len(chosen) + 1

@@ -1,5 +1,6 @@
 """Fixtures for all tests; `pytest --update-golden` rewrites tests/golden instead of comparing."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -55,13 +56,14 @@ def toys(monkeypatch):
 
 @pytest.fixture
 def toy_run(toys, tmp_path):
-    """toy_run("max_steps=3", ..., name="b"): a prepared run directory, ready for the worker."""
+    """toy_run("max_steps=3", ...): a run directory of its own, prepared for the worker."""
+    numbers = itertools.count()
 
-    def prepare(*overrides, name="run"):
+    def prepare(*overrides):
         preset = tmp_path / "toy.yaml"
         preset.write_text(TOY_RUN)
         composed = compose(preset, overrides)
-        folder = run_dir.create(tmp_path / name)
+        folder = run_dir.create(tmp_path / f"run-{next(numbers)}")
         folder.config.write_text(resolved.dump(build(composed), composed.sources))
         return folder
 

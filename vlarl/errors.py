@@ -11,7 +11,8 @@ VlarlError                   exit code
     ├── NonFiniteLoss
     ├── NothingToLearn
     ├── WorkerDied
-    └── CorruptFile
+    ├── CorruptFile
+    └── DownloadFailed
 
 A message says what, where, got, expected, and what to do next.
 """
@@ -78,6 +79,10 @@ class WorkerDied(RunFailed):
 
 class CorruptFile(RunFailed):
     """A file on disk is truncated, of another format, or unsafe to load."""
+
+
+class DownloadFailed(RunFailed):
+    """The hub refused, or sent something else than it promised."""
 
 
 def rebuilt(kind: str, message: str, fix: str | None = None) -> VlarlError | None:

@@ -1,6 +1,7 @@
 """Checkpoints by name: shipped tiny ones, and those in the cache folder. Torch-free.
 
-A shipped asset is a folder `vlarl/assets/tiny/NAME`; a cached one is `$VLARL_HOME/NAME`.
+A shipped asset is a folder `vlarl/assets/tiny/NAME`; a cached one is `$VLARL_HOME/NAME`, put there
+by `vlarl download NAME` or by hand.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
+from vlarl.assets import manifest, record
 from vlarl.errors import AssetMissing
 
 
@@ -29,7 +31,10 @@ def resolve(name_or_path: str | Path) -> Path:
 
     A bare word is the name of a shipped or cached asset before it is a folder here, so that a
     shipped name always means the shipped asset; anything with a separator is a path (`./word`).
-    Raises AssetMissing with near names.
+
+    Raises:
+        AssetMissing: there is none, with near names; or a cached one lacks files.
+        CorruptFile: the note that `vlarl download` left in it is damaged.
     """
     text = str(name_or_path)
     path = Path(text).expanduser()
@@ -38,8 +43,35 @@ def resolve(name_or_path: str | Path) -> Path:
         candidates = [_shipped() / text, home() / text, path]
     for folder in candidates:
         if text and folder.is_dir():
+            if folder == home() / text:
+                _check_complete(text, folder)
             return folder
     raise _missing(text, path)
+
+
+def lacking(name: str, folder: Path) -> list[str]:
+    """Files that a folder should have and has not, or not in their size. Reads no contents.
+
+    By the note of `vlarl download`, else by the manifest; a name of neither lacks nothing.
+    """
+    note = record.read(folder)
+    if note is not None:
+        return note.lacking(folder)
+    if name not in manifest.names():
+        return []
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+    return manifest.get(name).lacking(sizes)
+
+
+def _check_complete(name: str, folder: Path) -> None:
+    absent = lacking(name, folder)
+    if absent:
+        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+        raise AssetMissing(
+            f"{folder} is not complete: no {', no '.join(absent[:5])}{more}",
+            fix=f"vlarl download {name}",
+        )
 
 
 def _missing(text: str, path: Path) -> AssetMissing:
@@ -49,15 +81,25 @@ def _missing(text: str, path: Path) -> AssetMissing:
         reason = f"no asset or folder named '{text}'"
     else:
         reason = f"there is no folder '{text}'"
-    known = names()
-    near = difflib.get_close_matches(path.name, known, n=3)
-    if near:
+    here = names()
+    near = difflib.get_close_matches(path.name, [*here, *manifest.names()], n=3)
+    if text in manifest.names():
+        reason = f"asset '{text}' is not in {home()}"
+    elif near:
         reason += "; did you mean " + " or ".join(f"'{name}'" for name in near) + "?"
     else:
-        reason += f"; on this machine: {', '.join(known) or 'none'}"
+        reason += f"; on this machine: {', '.join(here) or 'none'}"
+    return AssetMissing(reason, fix=_fix(text, path, near))
+
+
+def _fix(text: str, path: Path, near: list[str]) -> str:
+    """The command that gets what was probably meant."""
+    for name in (text, manifest.named_by(text), *near[:1]):
+        if name in manifest.names() and name not in names():
+            return f"vlarl download {name}"
     is_repo = text.count("/") == 1 and text[0] not in "./~"
     repo = text if is_repo else f"OWNER/{path.name}"
-    return AssetMissing(reason, fix=f"hf download {repo} --local-dir {home() / path.name}")
+    return f"hf download {repo} --local-dir {home() / path.name}"
 
 
 def _shipped() -> Path:

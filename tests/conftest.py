@@ -1,6 +1,7 @@
 """Fixtures for all tests; `pytest --update-golden` rewrites tests/golden instead of comparing."""
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ compute: {device: cpu, threads: 1}
 max_steps: 4
 """
 """A training run of about a second."""
+
+
+def pytest_configure():
+    # Before torch is loaded: pytest-xdist fills the cores, and more threads only get in each
+    # other's way.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser):

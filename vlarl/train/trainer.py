@@ -169,11 +169,11 @@ class Trainer:
     def watch(self, rollout: Rollout, credit: Credit) -> None:
         """Count iterations in a row that teach nothing, and give up when patience is over."""
         informative = (credit.weight > 0).any(dim=2) & (credit.advantage != 0).any(dim=2)
-        counts = torch.tensor(
-            [float(informative.sum()), float(rollout.success.sum()), float(len(rollout.episodes))]
-        )
-        signal, wins, total = self.world.all_sum(counts).tolist()
-        if signal:
+        parts = (informative, rollout.reward != 0, rollout.success, torch.ones_like(credit.kept))
+        counts = torch.stack([part.sum().float() for part in parts])
+        signal, rewarded, wins, total = self.world.all_sum(counts).tolist()
+        # Without any reward the advantages of PPO are nothing but the errors of its value head.
+        if signal and rewarded:
             self.state.barren = 0
             return
         self.state.barren += 1

@@ -24,7 +24,7 @@ from vlarl.config.schema import (
     PolicyT,
     Section,
 )
-from vlarl.distributed.shard import autocast
+from vlarl.distributed.precision import autocast
 from vlarl.distributed.world import World, require_device
 from vlarl.episode import Episode
 from vlarl.errors import SpecMismatch

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from scipy.stats import binomtest
+from statistics import NormalDist
 
 Interval = tuple[float, float]
 """Lower and upper limit."""
+
+_Z = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,11 @@ class Rate:
     @property
     def interval(self) -> Interval:
         """Wilson score interval, without continuity correction. Source: Wilson, JASA 22 (1927)."""
-        limits = binomtest(self.k, self.n).proportion_ci(method="wilson")
+        k, n, square = self.k, self.n, _Z**2
+        centre = (k + square / 2) / (n + square)
+        half = _Z / (n + square) * math.sqrt(k * (n - k) / n + square / 4)
         # The exact limits at k = 0 and k = n; the closed form misses them by a rounding error.
-        low = 0.0 if self.k == 0 else float(limits.low)
-        return low, 1.0 if self.k == self.n else float(limits.high)
+        return 0.0 if k == 0 else centre - half, 1.0 if k == n else centre + half
 
 
 def mean_rate(rates: Sequence[Rate]) -> tuple[float, Interval]:
@@ -115,5 +117,6 @@ class Paired:
     @property
     def p_value(self) -> float:
         """Exact McNemar test: two-sided binomial test of the pairs that disagree; 1 without any."""
-        disagree = self.only_a + self.only_b
-        return float(binomtest(self.only_b, disagree).pvalue) if disagree else 1.0
+        disagree, fewer = self.only_a + self.only_b, min(self.only_a, self.only_b)
+        tail = sum(math.comb(disagree, i) for i in range(fewer + 1))
+        return min(1.0, 2 * tail / 2**disagree)

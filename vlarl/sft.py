@@ -19,7 +19,8 @@ from vlarl.assets import companion
 from vlarl.atomic import write_atomic
 from vlarl.batch import Observation
 from vlarl.config.resolved import dump
-from vlarl.distributed.shard import autocast, shard
+from vlarl.distributed.precision import autocast
+from vlarl.distributed.shard import shard
 from vlarl.distributed.world import World
 from vlarl.errors import ConfigError, NonFiniteLoss, SpecMismatch
 from vlarl.interfaces import MetricSink, Policy

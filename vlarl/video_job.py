@@ -14,7 +14,7 @@ from vlarl.assets import store
 from vlarl.config import resolved
 from vlarl.config.explain import validate
 from vlarl.config.schema import ComputeSection, EnvSection, PolicySection
-from vlarl.distributed.shard import autocast
+from vlarl.distributed.precision import autocast
 from vlarl.distributed.world import World
 from vlarl.episode import Episode
 from vlarl.errors import AssetMissing, ConfigError

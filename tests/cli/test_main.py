@@ -223,6 +223,29 @@ def test_commands_that_train_nothing_do_without_torch(args):
     assert done.stderr == "False\n"
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        "train --preset tiny_metaworld_grpo --dry-run",
+        "eval tiny-oft-metaworld --preset tiny_metaworld_grpo --dry-run",
+        "config validate tiny_metaworld_grpo",
+    ],
+)
+def test_commands_that_load_no_weights_do_without_the_libraries_of_networks(args, tmp_path):
+    slow = ("transformers", "timm", "peft", "torchvision", "scipy", "torch.distributed.fsdp")
+    code = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print([m for m in {slow} if m in sys.modules]))\n"
+        f"sys.argv = ['vlarl', *{args!r}.split(), '-q']\n"
+        "from vlarl_cli.main import main\nmain()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_no_colour_when_told_or_when_no_terminal(monkeypatch):
     from vlarl_cli.output import paint
 

@@ -167,13 +167,6 @@ def full_weights(module: nn.Module) -> Generator[None]:
             part.set_reshard_after_forward(part is not module, recurse=False)
 
 
-def autocast(world: World, compute: ComputeSection) -> contextlib.AbstractContextManager[object]:
-    """The compute dtype of forwards: fsdp2 casts by itself, replicas go through torch.autocast."""
-    if compute.shard == "none" and compute.param_dtype == "bf16":
-        return torch.autocast(world.device.type, dtype=torch.bfloat16)
-    return contextlib.nullcontext()
-
-
 def full_state_dict(module: nn.Module, world: World) -> dict[str, Tensor]:
     """module.state_dict() as if it were not sharded, on the CPU of rank 0; empty on other ranks.
 

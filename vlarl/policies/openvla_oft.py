@@ -1,22 +1,20 @@
 """The OpenVLA-OFT plug-in: discrete action tokens, all of a chunk from one forward pass.
 
-Config, spec and loading; the policy itself is in `oft_policy`.
+Config, spec and checks. What needs the network's libraries is in `oft_load` and `oft_policy`: they
+take seconds to import, and whoever only asks for a section or a spec does not wait for them.
 """
 
 from __future__ import annotations
 
-import logging
+import importlib
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from pydantic import Field
-from torch import nn
 
-from vlarl import noise
 from vlarl.assets import store
 from vlarl.config.schema import Bool, Int, PolicySection, Section
 from vlarl.errors import ConfigError
@@ -35,23 +33,17 @@ from vlarl.models.openvla_oft.config import (
     read_statistics,
     resolve_key,
 )
-from vlarl.models.openvla_oft.net import (
-    OftNet,
-    check_bidirectional,
-)
-from vlarl.models.openvla_oft.processing import ImageFrontEnd, Prompts, read_normalisation
-from vlarl.policies.oft_policy import OftPolicy
 from vlarl.specs import PolicySpec
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from vlarl.policies.oft_policy import OftPolicy
 
 _COMPAT: Mapping[str, Mapping[str, Any]] = {
     "oft": {"resize": "lanczos", "centre_crop": True, "jpeg": "pil", "stop_token": True},
     "rlinf": {"resize": "bicubic", "centre_crop": False, "jpeg": "off", "stop_token": False},
 }
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_PROPRIO = "proprio_projector"
-_L1 = "action_head"
+L1 = "action_head"
+"""Component file of an L1 regression head."""
 
 
 class LoraSection(Section):
@@ -144,7 +136,7 @@ def resolve_settings(cfg: OftConfig, folder: Path) -> Settings:
     return Settings(**{**read_settings(folder), **compat, **explicit})
 
 
-def _codecs(folder: Path, settings: Settings) -> tuple[ActionCodec, StateCodec | None, str]:
+def codecs(folder: Path, settings: Settings) -> tuple[ActionCodec, StateCodec | None, str]:
     """What the statistics say about actions and states, and whose they are."""
     with laid_out(folder / "dataset_statistics.json"):
         statistics = read_statistics(folder)
@@ -179,7 +171,7 @@ def spec(cfg: OftConfig, *, needs_value: bool = False) -> PolicySpec:
     folder = store.resolve(cfg.checkpoint)
     read_net_config(folder)
     settings = resolve_settings(cfg, folder)
-    codec, state, _ = _codecs(folder, settings)
+    codec, state, _ = codecs(folder, settings)
     width = 0 if not needs_value else 1 if cfg.value == "chunk" else settings.chunk
     return PolicySpec(
         name=cfg.name,
@@ -207,52 +199,11 @@ def load(
     Raises ConfigError, CorruptFile, AssetMissing; RunFailed when attention turns out not to be
     bidirectional.
     """
-    folder = store.resolve(cfg.checkpoint)
-    l1 = _check_components(folder, train=train)
-    config = read_net_config(folder)
-    settings = resolve_settings(cfg, folder)
-    codec, state_codec, key = _codecs(folder, settings)
-    settings = replace(settings, unnorm_key=key, action_format=codec.action_format)
-    prompts = Prompts.from_folder(folder)
-    mean, std = read_normalisation(folder, config.image_size)
-    policy_spec = spec(cfg, needs_value=needs_value)
-    with torch.device("meta"):
-        net = OftNet(
-            config,
-            num_slots=settings.chunk * codec.width,
-            stop_id=prompts.stop if settings.stop_token else None,
-            value_width=policy_spec.value_width,
-            state_dims=policy_spec.state_dims,
-            l1_dims=codec.width if l1 else 0,
-            rope_bf16=settings.rope_bf16,
-            value_detach=cfg.value_detach,
-        )
-    checkpoint.load_weights(net, folder, device=device, dtype=_DTYPES[cfg.dtype])
-    _load_heads(net, folder, device=device, dtype=_DTYPES[cfg.dtype])
-    net.eval()
-    check_bidirectional(net)
-    _choose_trained(net, cfg)
-    return OftPolicy(
-        spec=policy_spec,
-        module=net,
-        images=ImageFrontEnd(
-            image_size=config.image_size,
-            mean=mean,
-            std=std,
-            resize=settings.resize,
-            centre_crop=settings.centre_crop,
-            jpeg=settings.jpeg,
-        ),
-        prompts=prompts,
-        codec=codec,
-        state_codec=state_codec,
-        settings=settings,
-        lora_scale=cfg.lora.alpha / cfg.lora.rank if cfg.lora else None,
-        source=folder,
-    )
+    loader = importlib.import_module("vlarl.policies.oft_load")
+    return loader.load(cfg, device=device, needs_value=needs_value, train=train)
 
 
-def _check_components(folder: Path, *, train: bool) -> bool:
+def has_l1_head(folder: Path, *, train: bool) -> bool:
     """Whether the checkpoint has an L1 head. Refuses kinds whose action tokens were never
     trained.
     """
@@ -262,7 +213,7 @@ def _check_components(folder: Path, *, train: bool) -> bool:
     ):
         if checkpoint.component(folder, name):
             raise ConfigError(f"{folder} has {what} ({name}--*.pt), which is not supported")
-    path = checkpoint.component(folder, _L1)
+    path = checkpoint.component(folder, L1)
     if path and train:
         raise ConfigError(
             f"{folder} was trained with an L1 regression head ({path.name}): its action tokens "
@@ -270,87 +221,3 @@ def _check_components(folder: Path, *, train: bool) -> bool:
             "improve. Evaluate it, or train from a checkpoint with discrete action tokens"
         )
     return path is not None
-
-
-def _load_heads(net: OftNet, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
-    """The heads that live in files of their own; fresh ones where there is no file."""
-    if net.value_head is not None:
-        head = net.value_head.to_empty(device="cpu")
-        path = folder / checkpoint.VALUE_HEAD
-        if path.exists():
-            state = checkpoint.read_safetensors(path)
-            checkpoint.load_head(
-                head, {n.removeprefix("value_head."): t for n, t in state.items()}, path
-            )
-        else:
-            head.reset(noise.stream("value_head"))
-        head.to(device)
-    if net.proprio_projector is not None:
-        projector = net.proprio_projector.to_empty(device="cpu")
-        path = checkpoint.component(folder, _PROPRIO)
-        if path:
-            checkpoint.load_head(projector, checkpoint.read_component(path), path)
-        else:
-            projector.reset(noise.stream("proprio_projector"))
-            log.warning("%s has no %s file; starting with a fresh one", folder, _PROPRIO)
-        projector.to(device=device, dtype=dtype)
-    if net.l1_head is not None:
-        path = checkpoint.component(folder, _L1)
-        assert path is not None
-        l1_head = net.l1_head.to_empty(device="cpu")
-        checkpoint.load_head(l1_head, checkpoint.read_component(path), path)
-        l1_head.to(device=device, dtype=dtype)
-        log.warning("%s has an L1 head: temperature has no effect", folder)
-
-
-def _choose_trained(net: OftNet, cfg: OftConfig) -> None:
-    """Insert adapters and set requires_grad."""
-    if cfg.freeze_vision:
-        net.vision_backbone.requires_grad_(False)
-    if cfg.lora is None:
-        return
-    lora = cfg.lora
-    targets = [
-        name
-        for name, module in net.named_modules()
-        if isinstance(module, nn.Linear)
-        and name.rsplit(".", 1)[-1] in lora.targets
-        and not (cfg.freeze_vision and name.startswith("vision_backbone."))
-        and not name.startswith(("value_head.", "proprio_projector.", "l1_head."))
-    ]
-    unused = set(lora.targets) - {name.rsplit(".", 1)[-1] for name in targets}
-    if unused:
-        there = {
-            n.rsplit(".", 1)[-1]
-            for n, m in net.named_modules()
-            if isinstance(m, nn.Linear) and not n.startswith("value_head.")
-        }
-        raise ConfigError(
-            f"policy.lora.targets: no linear layer to adapt is called {', '.join(sorted(unused))}; "
-            f"there are: {', '.join(sorted(there))}"
-        )
-    keep = [net.value_head, net.proprio_projector]
-    net.requires_grad_(False)
-    inject_adapter_in_model(
-        LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,  # ty: ignore[invalid-argument-type] floats work as well
-            lora_dropout=lora.dropout,
-            target_modules=targets,
-        ),
-        net,
-    )
-    _draw_adapters(net, lora.rank)
-    for head in keep:
-        if head is not None:
-            head.requires_grad_(True)
-    net.eval()
-
-
-def _draw_adapters(net: OftNet, rank: int) -> None:
-    """A ~ N(0, 1 / rank^2) as peft's "gaussian", but from a seed of our own; B stays 0."""
-    generator = torch.Generator().manual_seed(noise.stream("lora"))
-    with torch.no_grad():
-        for name, param in net.named_parameters():
-            if ".lora_A." in name:
-                param.copy_(torch.randn(param.shape, generator=generator) / rank)

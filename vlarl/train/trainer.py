@@ -15,7 +15,8 @@ from vlarl.batch import Credit, Rollout
 from vlarl.config.schema import RunConfig
 from vlarl.distributed import checkpoint
 from vlarl.distributed.placement import owned
-from vlarl.distributed.shard import autocast, full_weights
+from vlarl.distributed.precision import autocast
+from vlarl.distributed.shard import full_weights
 from vlarl.distributed.world import World
 from vlarl.errors import ConfigError, NothingToLearn, RunFailed
 from vlarl.evaluate import evaluate, make_protocol

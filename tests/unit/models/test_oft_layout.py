@@ -9,7 +9,8 @@ import torch
 from vlarl.errors import ConfigError, CorruptFile
 from vlarl.models.openvla_oft.checkpoint import check_names
 from vlarl.models.openvla_oft.config import KNOWN_TOWERS, read_net_config
-from vlarl.models.openvla_oft.net import OftNet, dead_tensors, file_shapes
+from vlarl.models.openvla_oft.layout import ACTION_ROWS, LM_HEAD, dead_tensors, stored_tensors
+from vlarl.models.openvla_oft.net import OftNet
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "oft"
 
@@ -47,8 +48,17 @@ def net7b(tmp_path_factory):
         return OftNet(read_net_config(folder), num_slots=56, stop_id=2)
 
 
-def test_the_7b_network_has_exactly_the_released_names_and_shapes(net7b, keys):
-    assert file_shapes(net7b) == {name: tuple(shape) for name, shape in keys["shapes"].items()}
+def test_the_released_names_and_shapes_follow_from_the_config(net7b, keys):
+    released = {name: tuple(shape) for name, shape in keys["shapes"].items()}
+    assert stored_tensors(net7b.config) == released
+
+
+def test_the_network_is_built_of_the_stored_tensors_that_are_not_dead(net7b):
+    built = {name: tuple(p.shape) for name, p in net7b.named_parameters()}
+    del built[ACTION_ROWS]
+    stored = stored_tensors(net7b.config)
+    del stored[LM_HEAD]
+    assert built == {n: s for n, s in stored.items() if n not in dead_tensors(net7b.config)}
 
 
 def test_dead_tensors_are_exactly_the_recorded_ones(net7b, keys):

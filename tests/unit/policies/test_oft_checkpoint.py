@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile, RunFailed
 from vlarl.models.openvla_oft import checkpoint
 from vlarl.models.openvla_oft.config import read_net_config
-from vlarl.models.openvla_oft.net import LM_HEAD, L1Head, dead_tensors
+from vlarl.models.openvla_oft.layout import LM_HEAD, dead_tensors
+from vlarl.models.openvla_oft.net import L1Head
 from vlarl.models.value_head import ValueHead
 from vlarl.policies.openvla_oft import LoraSection, OftConfig, load, spec
 

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,7 +24,10 @@ from torch import Tensor, nn
 
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile, RunFailed
 from vlarl.models.openvla_oft.config import NUM_BINS, download, read_json
-from vlarl.models.openvla_oft.net import ACTION_ROWS, LM_HEAD, OftNet, file_shapes
+from vlarl.models.openvla_oft.layout import ACTION_ROWS, LM_HEAD, stored_tensors
+
+if TYPE_CHECKING:  # its libraries take seconds to import, and headers are read without it
+    from vlarl.models.openvla_oft.net import OftNet
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -86,7 +89,7 @@ def load_weights(net: OftNet, folder: Path, *, device: torch.device, dtype: torc
     Dead tensors are checked for name and shape but not read. The heads outside the released files
     (value, state, L1) are left alone. Raises CorruptFile.
     """
-    expected = file_shapes(net)
+    expected = stored_tensors(net.config)
     files = weight_map(folder)
     check_names(expected, files, folder)
     owned = {name for name, _ in net.named_parameters()}

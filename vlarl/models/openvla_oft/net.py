@@ -21,11 +21,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from vlarl.errors import RunFailed
 from vlarl.models.openvla_oft.config import NUM_BINS, NetConfig
-from vlarl.models.openvla_oft.vision import Projector, VisionBackbone, dead_shapes
+from vlarl.models.openvla_oft.vision import Projector, VisionBackbone
 from vlarl.models.value_head import ValueHead, reset_linear
 
-LM_HEAD = "language_model.lm_head.weight"
-ACTION_ROWS = "language_model.action_rows.weight"
 # The value head is a unit of its own, since it may have another dtype than the rest.
 SHARD_UNITS = (LlamaDecoderLayer, Block, ValueHead)
 
@@ -268,30 +266,6 @@ class OftNet(nn.Module):
             inputs_embeds=sequence, attention_mask=mask, position_ids=positions, use_cache=False
         )
         return out.last_hidden_state[:, first : first + self.num_slots]
-
-
-def file_shapes(net: OftNet) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the released safetensors files: name -> shape, dead ones and the full head
-    included.
-
-    net may live on the meta device and must not have adapters.
-    """
-    shapes = {
-        name: tuple(param.shape)
-        for name, param in net.named_parameters()
-        if name.startswith(("vision_backbone.", "projector.", "language_model.model."))
-    }
-    shapes[LM_HEAD] = (net.config.vocab_size, net.config.hidden_size)
-    return shapes | dead_tensors(net.config)
-
-
-def dead_tensors(config: NetConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the stored vision tensors that are never built."""
-    return {
-        f"vision_backbone.{tower}.{name}": shape
-        for tower, size in zip(("featurizer", "fused_featurizer"), config.towers, strict=True)
-        for name, shape in dead_shapes(size).items()
-    }
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from vlarl.models.openvla_oft.config import (
     read_net_config,
     with_settings,
 )
-from vlarl.models.openvla_oft.net import ACTION_ROWS, LM_HEAD, OftNet, dead_tensors
+from vlarl.models.openvla_oft.layout import stored_tensors
 from vlarl.models.openvla_oft.processing import BOS, EOS, SPACE, TEMPLATE
 
 TOWER_IDS = ("vlarl_tiny_dinov2", "vlarl_tiny_siglip")
@@ -128,13 +128,13 @@ def init_tiny(
         write_json(path / "preprocessor_config.json", _preprocessor(image_size))
         tokenizer.save(str(path / "tokenizer.json"))
         write_json(path / "tokenizer_config.json", _tokenizer_config())
-        tensors = random_weights(path, num_slots=chunk * action_dims, seed=seed)
+        tensors = random_weights(path, seed=seed)
         write_sharded(tensors, path, max_shard_bytes=max_shard_bytes)
 
     write_folder(folder, fill)
 
 
-def random_weights(folder: Path, *, num_slots: int, seed: int) -> dict[str, Tensor]:
+def random_weights(folder: Path, *, seed: int) -> dict[str, Tensor]:
     """All tensors of the layout described by `folder`'s config.json, dead ones included; a function
     of seed alone.
 
@@ -142,10 +142,7 @@ def random_weights(folder: Path, *, num_slots: int, seed: int) -> dict[str, Tens
     depth).
     """
     config = read_net_config(folder)
-    with torch.device("meta"):
-        net = OftNet(config, num_slots=num_slots, stop_id=None)
-    shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if name != ACTION_ROWS}
-    shapes |= dead_tensors(config) | {LM_HEAD: (config.vocab_size, config.hidden_size)}
+    shapes = stored_tensors(config)
     generator = torch.Generator().manual_seed(seed)
     return {
         name: _draw(name, shapes[name], config.num_layers, generator) for name in sorted(shapes)

@@ -2,7 +2,7 @@
 
 Source: moojink/openvla-oft@213c5ff prismatic/extern/hf/modeling_prismatic.py. Features are what the
 last but one block returns, without final norm and prefix tokens; blocks and heads behind that point
-are never built (`dead_shapes`).
+are never built (`layout.dead_tensors`).
 """
 
 from __future__ import annotations
@@ -50,32 +50,6 @@ def build_tower(size: TowerSize, image_size: int) -> VisionTransformer:
             block.add_module("ls1", LayerScale(size.dim))
             block.add_module("ls2", LayerScale(size.dim))
     return tower
-
-
-def dead_shapes(size: TowerSize) -> dict[str, tuple[int, ...]]:
-    """Stored tensors of a tower that never influence the features: last block, final norm,
-    attention pooling.
-    """
-    d, m = size.dim, size.mlp
-    last = f"blocks.{size.depth - 1}."
-    norm = {"weight": (d,), "bias": (d,)}
-    mlp = {"fc1.weight": (m, d), "fc1.bias": (m,), "fc2.weight": (d, m), "fc2.bias": (d,)}
-    shapes: dict[str, tuple[int, ...]] = {f"norm.{k}": v for k, v in norm.items()}
-    for name in ("norm1", "norm2"):
-        shapes |= {f"{last}{name}.{k}": v for k, v in norm.items()}
-    shapes |= {f"{last}mlp.{k}": v for k, v in mlp.items()}
-    shapes |= {f"{last}attn.qkv.weight": (3 * d, d), f"{last}attn.qkv.bias": (3 * d,)}
-    shapes |= {f"{last}attn.proj.weight": (d, d), f"{last}attn.proj.bias": (d,)}
-    if size.layer_scale:
-        shapes |= {f"{last}ls{i}.scale_factor": (d,) for i in (1, 2)}
-    if size.attn_pool:
-        pool = {"latent": (1, 1, d), "q.weight": (d, d), "q.bias": (d,)}
-        pool |= {"kv.weight": (2 * d, d), "kv.bias": (2 * d,)}
-        pool |= {"proj.weight": (d, d), "proj.bias": (d,)}
-        pool |= {f"norm.{k}": v for k, v in norm.items()}
-        pool |= {f"mlp.{k}": v for k, v in mlp.items()}
-        shapes |= {f"attn_pool.{k}": v for k, v in pool.items()}
-    return shapes
 
 
 class VisionBackbone(nn.Module):

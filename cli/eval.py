@@ -25,11 +25,11 @@ from .options import (
     words,
 )
 from .output import Output, format_table
+from .tables import result_rows
 
 if TYPE_CHECKING:
-    from vlarl.eval_job import Prepared
+    from vlarl.eval_job import EvalJob, Prepared
     from vlarl.eval_setup import Subject
-    from vlarl.proportions import Interval, Rate
     from vlarl.results import EvalResult
 
 EXAMPLES = (
@@ -118,6 +118,14 @@ def evaluate(
         int | None,
         typer.Option(metavar="N", help="Root of the sampling noise.", rich_help_panel="Config"),
     ] = None,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="I/N",
+            help="Play the I-th of N parts; `vlarl merge` puts the files together.",
+            rich_help_panel="Launch",
+        ),
+    ] = "1/1",
     num_slots: Annotated[
         int | None,
         typer.Option(
@@ -155,7 +163,7 @@ def evaluate(
     quiet: QuietOpt = False,
 ) -> None:
     """Play every (task, trial) of a plan exactly once and report success with 95 % intervals."""
-    from vlarl.eval_job import save
+    from vlarl.eval_job import is_finished, save
 
     from .eval_launch import play_here, play_on_ranks, worker_line
     from .launch import layout
@@ -174,6 +182,7 @@ def evaluate(
             "split": split.value,
             "repeats": repeats,
             "seed": seed,
+            "shard": shard,
             "video": video.value,
             "overwrite": overwrite,
         },
@@ -186,17 +195,18 @@ def evaluate(
     output.hint(_intent(prepared, subject, where.nproc))
     if dry_run:
         line = "here" if where.nproc == 1 else f"by\n{worker_line(job, where)}"
-        found = {"out": job.out, "episodes": len(prepared.plan), "job": job.model_dump(mode="json")}
-        output.result(found, text=f"would play {len(prepared.plan)} episodes {line}", ident=job.out)
+        count = len(prepared.share)
+        found = {"out": job.out, "episodes": count, "job": job.model_dump(mode="json")}
+        output.result(found, text=f"would play {count} episodes {line}", ident=job.out)
         return
-    progress = Progress(len(prepared.plan), quiet=quiet)
+    progress = Progress(len(prepared.share), quiet=quiet)
     if where.nproc == 1:
         result = play_here(prepared, progress)
         path = save(job, result) if result.episodes else None
     else:
         result = play_on_ranks(prepared, where, progress)
-        path = job.out if result.is_complete else job.partial_out
-    _finish(output, result, path, fail_under)
+        path = job.out if is_finished(job, result) else job.partial_out
+    _finish(output, job, result, path, fail_under)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,66 +256,37 @@ def _default_out(subject: Subject, suite: str) -> Path:
 
 def _intent(prepared: Prepared, subject: Subject, ranks: int) -> str:
     job = prepared.job
-    tasks = len({e.task for e in prepared.plan})
+    tasks = len({e.task for e in prepared.share})
     where = f" on {ranks} ranks" if ranks > 1 else ""
+    part = f" (part {job.shard} of {len(prepared.plan)})" if job.part[1] > 1 else ""
     return (
-        f"{subject.checkpoint} in {job.env.name}: {tasks} tasks, {len(prepared.plan)} episodes, "
+        f"{subject.checkpoint} in {job.env.name}: {tasks} tasks, "
+        f"{len(prepared.share)} episodes{part}, "
         f"temperature {job.temperature:g}, seed {job.seed}{where} -> {job.out}"
     )
 
 
 def _finish(
-    output: Output, result: EvalResult, path: Path | None, fail_under: float | None
+    output: Output,
+    job: EvalJob,
+    result: EvalResult,
+    path: Path | None,
+    fail_under: float | None,
 ) -> None:
     """Show what was written to `path` and leave with the right code."""
+    from vlarl.eval_job import is_finished
     from vlarl.results import name_some
 
     if path is None:
         output.warn("interrupted before an episode was finished; nothing was written")
         raise typer.Exit(INTERRUPTED)
-    output.result(result.document(), text=format_result(result), ident=path)
+    output.result(result.document(), text=format_table(result_rows(result)), ident=path)
     shared = result.protocol["plan"]["start_from_training_trial"]
     output.hint(f"{shared} of {len(result.plan)} episodes start from a training trial")
     output.hint(f"wrote {path}")
-    if not result.is_complete:
+    if not is_finished(job, result):
         output.warn(f"interrupted; {len(result.missing)} missing: {name_some(result.missing)}")
         raise typer.Exit(INTERRUPTED)
     if fail_under is not None and result.total.value < fail_under:
         output.warn(f"success {result.total.value:.1%} is below --fail-under {fail_under:.1%}")
         raise typer.Exit(NOT_MET)
-
-
-def format_result(result: EvalResult) -> str:
-    """Success of every task, of groups of tasks, and in total."""
-    rows = [_rate_row(task, rate) for task, rate in result.by_task.items()]
-    mean = result.mean_of_groups
-    if mean is not None:
-        rows += [_rate_row(f"[{name}]", rate) for name, rate in result.by_group.items()]
-        groups = len(result.by_group)
-        rows.append(
-            {
-                "task": f"mean of {groups} groups",
-                "k/n": "",
-                "success": _percent(mean[0]),
-                "95% interval": _range(mean[1]),
-            }
-        )
-    rows.append(_rate_row("all episodes", result.total))
-    return format_table(rows)
-
-
-def _rate_row(name: str, rate: Rate) -> dict[str, object]:
-    return {
-        "task": name,
-        "k/n": f"{rate.k}/{rate.n}",
-        "success": _percent(rate.value),
-        "95% interval": _range(rate.interval),
-    }
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:5.1f} %"
-
-
-def _range(interval: Interval) -> str:
-    return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"

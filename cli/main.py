@@ -19,6 +19,7 @@ from vlarl.errors import VlarlError
 
 from . import collect, compare, config, doctor, download, plot, presets, sft, train, video
 from . import eval as eval_
+from . import report as report_
 from .errors import report
 from .options import examples
 from .output import print_error, print_stdout
@@ -31,6 +32,8 @@ _IN_ORDER_OF_USE = (
     "train",
     "eval",
     "compare",
+    "report",
+    "merge",
     "plot",
     "video",
     "collect",
@@ -97,6 +100,8 @@ app.command("train", epilog=examples(*train.EXAMPLES))(train.train)
 app.command("video", epilog=examples(*video.EXAMPLES))(video.video)
 app.command("eval", epilog=examples(*eval_.EXAMPLES))(eval_.evaluate)
 app.command("compare", epilog=examples(*compare.EXAMPLES))(compare.compare)
+app.command("report", epilog=examples(*report_.REPORT_EXAMPLES))(report_.report)
+app.command("merge", epilog=examples(*report_.MERGE_EXAMPLES))(report_.merge)
 app.command("plot", epilog=examples(*plot.EXAMPLES))(plot.plot)
 
 

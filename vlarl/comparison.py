@@ -18,7 +18,7 @@ from vlarl.results import (
     rate_json,
 )
 
-_VOLATILE = ("date", "plan_hash", "compute")
+VOLATILE = ("date", "plan_hash", "compute")
 """Parts of the protocol that say nothing about what was measured."""
 
 
@@ -101,7 +101,7 @@ def compare(a: EvalResult, b: EvalResult) -> Comparison:
     by_task: dict[str, list[tuple[EpisodeResult, EpisodeResult]]] = {}
     for pair in pairs:
         by_task.setdefault(pair[0].task, []).append(pair)
-    different = protocol_differences(a.protocol, b.protocol, ignore=(*_VOLATILE, "checkpoint"))
+    different = protocol_differences(a.protocol, b.protocol, ignore=(*VOLATILE, "checkpoint"))
     return Comparison(
         total=_paired(pairs),
         by_task={task: _paired(own) for task, own in by_task.items()},
@@ -159,7 +159,7 @@ def merge(shards: Sequence[EvalResult]) -> EvalResult:
     first = shards[0]
     episodes: dict[EpisodeKey, EpisodeResult] = {}
     for shard in shards:
-        different = protocol_differences(first.protocol, shard.protocol, ignore=_VOLATILE)
+        different = protocol_differences(first.protocol, shard.protocol, ignore=VOLATILE)
         if different:
             raise ConfigError(
                 "these are not shards of one evaluation, their protocols differ: "

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Generic, Literal, cast
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from vlarl import registry
 from vlarl.assets import store
@@ -27,7 +27,7 @@ from vlarl.config.schema import (
 from vlarl.distributed.precision import autocast
 from vlarl.distributed.world import World, require_device
 from vlarl.episode import Episode
-from vlarl.errors import SpecMismatch
+from vlarl.errors import ConfigError, SpecMismatch
 from vlarl.evaluate import evaluate, make_protocol
 from vlarl.results import EvalResult
 from vlarl.rollout.plan import Trials, eval_plan
@@ -35,6 +35,13 @@ from vlarl.rollout.play import Outcome
 from vlarl.run_dir import RunDir
 from vlarl.specs import EnvSpec, match
 from vlarl.video import Clip, write_grid
+
+
+def _check_shard(text: str) -> str:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"'{text}' is no part of a plan; for the second of four write 2/4")
+    return text
 
 
 class EvalJob(Section, Generic[EnvT, PolicyT]):
@@ -53,6 +60,8 @@ class EvalJob(Section, Generic[EnvT, PolicyT]):
     """Sampling temperature, 0 = greedy."""
     seed: Annotated[Int, Field(ge=0)] = 0
     """Root of the sampling noise."""
+    shard: Annotated[str, AfterValidator(_check_shard)] = "1/1"
+    """I/N plays the I-th of N parts of the plan; `vlarl merge` puts them together."""
     stages: Annotated[Int, Field(ge=1)] = 2
     """Groups of slots that take turns; changes speed, not results."""
     video: Literal["none", "failures", "all"] = "none"
@@ -61,6 +70,12 @@ class EvalJob(Section, Generic[EnvT, PolicyT]):
     """The result file."""
     overwrite: Bool = False
     """Replace the result file if it exists."""
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """`shard` as numbers."""
+        number, _, count = self.shard.partition("/")
+        return int(number), int(count)
 
     @property
     def partial_out(self) -> Path:
@@ -88,7 +103,8 @@ def build_job(values: Mapping[str, Any], sources: Mapping[str, str] | None = Non
 class Prepared:
     """A job that was found to fit together. Nothing heavy is loaded yet.
 
-    plan: all episodes. groups: name -> tasks, for averages. train_trials: those of the env.
+    plan: all episodes. share: those of this job's part of it. groups: name -> tasks, for averages.
+    train_trials: those of the env.
     """
 
     job: EvalJob[EnvSection, PolicySection]
@@ -96,6 +112,7 @@ class Prepared:
     policy_module: ModuleType
     env_spec: EnvSpec
     plan: tuple[Episode, ...]
+    share: tuple[Episode, ...]
     train_trials: Trials
     groups: Mapping[str, Sequence[str]]
 
@@ -129,9 +146,17 @@ def prepare(job: EvalJob) -> Prepared:
         policy_module=policy_module,
         env_spec=env_spec,
         plan=tuple(plan),
+        share=_share(plan, job),
         train_trials=env_module.trials(job.env, "train"),
         groups=env_module.groups(job.env),
     )
+
+
+def _share(plan: Sequence[Episode], job: EvalJob) -> tuple[Episode, ...]:
+    number, count = job.part
+    if count > len(plan):
+        raise ConfigError(f"shard: {len(plan)} episodes cannot be cut in {count} parts")
+    return tuple(plan[number - 1 :: count])
 
 
 def play(
@@ -149,7 +174,7 @@ def play(
     policy = prepared.policy_module.load(
         job.policy, device=world.device, needs_value=False, train=False
     )
-    share = -(-len(prepared.plan) // world.size)
+    share = -(-len(prepared.share) // world.size)
     env = prepared.env_module.make(
         job.env, num_slots=min(job.env.num_slots, share), final_frames=False
     )
@@ -176,6 +201,7 @@ def play(
                 seed=job.seed,
                 world=world,
                 stages=job.stages,
+                shard=job.part,
                 protocol=protocol,
                 groups=prepared.groups,
                 on_episode=on_episode,
@@ -199,9 +225,16 @@ def _write_video(prepared: Prepared, outcome: Outcome) -> None:
 
 def save(job: EvalJob, result: EvalResult) -> Path:
     """Write the result file, or the partial one of an interrupted evaluation; which one it was."""
-    path = job.out if result.is_complete else job.partial_out
-    result.save(path, overwrite=job.overwrite or not result.is_complete)
+    finished = is_finished(job, result)
+    path = job.out if finished else job.partial_out
+    result.save(path, overwrite=job.overwrite or not finished)
     return path
+
+
+def is_finished(job: EvalJob, result: EvalResult) -> bool:
+    """Whether every episode of the job's part was played."""
+    number, count = job.part
+    return not set(result.plan[number - 1 :: count]) & set(result.missing)
 
 
 def journal(work: RunDir, rank: int) -> Path:

@@ -18,6 +18,7 @@ from vlarl.errors import MissingError, VlarlError
 from vlarl.eval_job import (
     EvalJob,
     build_job,
+    is_finished,
     journal,
     play,
     prepare,
@@ -43,7 +44,7 @@ def run(work: RunDir, job: EvalJob, world: World) -> int:
         result = play(prepared, world, on_episode=note, should_stop=stop)
     if world.is_main and result.episodes:
         save(job, result)
-    return 0 if result.is_complete else INTERRUPTED
+    return 0 if is_finished(job, result) else INTERRUPTED
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -77,6 +77,7 @@ def evaluate(
     seed: int,
     world: Ranks | None = None,
     stages: int = 2,
+    shard: tuple[int, int] = (1, 1),
     protocol: Mapping[str, Any] | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
     on_episode: Callable[[Outcome], None] | None = None,
@@ -88,15 +89,18 @@ def evaluate(
     plan: the whole plan, the same on every rank; rank r plays every size-th episode from r on, with
     any number of slots. temperature: 0 is greedy. seed: root of the sampling noise, whose path is
     (seed, "eval"), so an episode's noise is the same in every evaluation of that seed.
-    stages: as in `play`. protocol, groups: as in EvalResult; the dtypes in use are added.
+    stages: as in `play`. shard: (i, n) plays the i-th (from 1) of n parts of the plan; the result
+    has the whole plan, and the episodes of the other parts are missing from it.
+    protocol, groups: as in EvalResult; the dtypes in use are added.
     on_episode: called on the rank that played an episode, as it ends. on_frames: likewise, for
     episodes with `record` only, which then have their frames; nothing else keeps them.
     should_stop: asked between decisions; once true on any rank that rank starts nothing new and the
     result names what is missing.
 
     Raises:
-        RunFailed: when, unless stopped, an episode of the plan is missing, or one came twice.
+        RunFailed: when, unless stopped, an episode of the part is missing, or one came twice.
     """
+    part = plan[shard[0] - 1 :: shard[1]]
     rank, size = (world.rank, world.size) if world is not None else (0, 1)
     mine: list[EpisodeResult] = []
     stopped = False
@@ -109,7 +113,7 @@ def evaluate(
     for outcome in play(
         env,
         policy,
-        plan[rank::size],
+        part[rank::size],
         temperature=temperature,
         noise=(seed, "eval"),
         stages=stages,
@@ -120,15 +124,17 @@ def evaluate(
             on_episode(outcome)
         if on_frames is not None and outcome.episode.record:
             on_frames(outcome)
-    parts = [(mine, stopped)] if world is None else world.all_gather_object((mine, stopped))
+    shares = [(mine, stopped)] if world is None else world.all_gather_object((mine, stopped))
     result = EvalResult(
         plan=tuple(map(EpisodeKey.of, plan)),
-        episodes=tuple(e for part, _ in parts for e in part),
+        episodes=tuple(e for share, _ in shares for e in share),
         protocol={**(protocol or {}), "precision": _precision(policy)},
         groups=dict(groups or {}),
     )
-    if not any(was_stopped for _, was_stopped in parts) and not result.is_complete:
-        raise RunFailed(f"the evaluation lost episodes: {name_some(result.missing)}")
+    played = {e.key for e in result.episodes}
+    lost = [key for key in map(EpisodeKey.of, part) if key not in played]
+    if lost and not any(was_stopped for _, was_stopped in shares):
+        raise RunFailed(f"the evaluation lost episodes: {name_some(lost)}")
     return result
 
 

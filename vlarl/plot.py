@@ -7,7 +7,6 @@ colours are Okabe and Ito's, which people with any colour vision can tell apart.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
-from scipy.stats import t as student_t
 
 from vlarl import metrics
 from vlarl.atomic import new_file
@@ -28,6 +26,7 @@ from vlarl.errors import ConfigError
 from vlarl.proportions import Interval, Rate
 from vlarl.results import EvalResult
 from vlarl.run_dir import RunDir
+from vlarl.seeds import mean_of_seeds
 
 SUCCESS = "eval/success_once"
 
@@ -182,14 +181,9 @@ def mean_curve(
     steps = [step for step in curves[0].steps if all(step in table for table in tables)]
     if not steps:
         raise ConfigError("the seeds of one experiment share no iteration with this metric")
-    quantile = float(student_t.ppf(0.975, len(curves) - 1))
     means, bands = [], []
     for step in steps:
-        values = [table[step] for table in tables]
-        mean = sum(values) / len(values)
-        variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
-        half = quantile * math.sqrt(variance / len(values))
-        low, high = mean - half, mean + half
+        mean, (low, high) = mean_of_seeds([table[step] for table in tables])
         means.append(mean)
         bands.append((max(low, 0.0), min(high, 1.0)) if bounded else (low, high))
     return steps, means, bands

@@ -312,3 +312,20 @@ def test_compare_of_different_plans_says_why(checkpoint):
     assert done.exit_code == 2
     assert "no episode in common" in done.stderr
     assert done.stdout == ""
+
+
+def test_shards_together_are_the_whole_evaluation(checkpoint):
+    common = ("toy", "--suite", "toy_both", "--temperature", 1)
+    result_of(*common, "--out", "whole.json")
+    for i in (1, 2, 3):
+        done = result_of(*common, "--shard", f"{i}/3", "--out", f"{i}.json")
+        assert f"part {i}/3 of 16" in done.stderr
+    assert len(load(Path("3.json")).episodes) == 5
+    merged = vlarl("merge", "1.json", "2.json", "3.json", "--out", "merged.json")
+    assert merged.exit_code == 0, merged.output
+    assert load(Path("merged.json")).episodes == load(Path("whole.json")).episodes
+
+
+@pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "a/b", "1/17"])
+def test_a_part_that_does_not_exist(checkpoint, shard):
+    assert "shard" in error_of("toy", "--suite", "toy_both", "--shard", shard)

@@ -1,0 +1,144 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vlarl.results import EpisodeKey, EpisodeResult, EvalResult, load
+from vlarl_cli.main import app
+
+
+def vlarl(*args):
+    return CliRunner().invoke(app, [str(a) for a in args])
+
+
+def episode(task, trial, success):
+    return EpisodeResult(
+        task=task,
+        trial=trial,
+        repeat=0,
+        success=success,
+        num_steps=5,
+        total_reward=float(success),
+        num_clipped=0,
+        diverged=False,
+    )
+
+
+@pytest.fixture
+def save(tmp_path, monkeypatch):
+    """save(name, wins, seed=0, **more): 4 trials of task x and 4 of y, the first `wins` of each."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, wins, *, seed=0, played=range(4), sha="a" * 64, **more):
+        plan = tuple(EpisodeKey(task, trial, 0) for task in "xy" for trial in range(4))
+        result = EvalResult(
+            plan=plan,
+            episodes=tuple(
+                episode(k.task, k.trial, k.trial < wins) for k in plan if k.trial in played
+            ),
+            protocol={
+                "sampling": {"temperature": 1.6, "seed": seed},
+                "env": {"name": "toy", "horizon": 30},
+                "plan": {"split": "eval", "start_from_training_trial": 0},
+                "checkpoint": {"sha256": sha, "path": "p", "step": None},
+                **more,
+            },
+            groups={"easy": ("x",), "hard": ("y",)},
+        )
+        result.save(tmp_path / name)
+        return name
+
+    return write
+
+
+def test_one_result_is_shown_with_intervals_and_both_averages(save):
+    done = vlarl("report", save("r.json", 3))
+    assert done.exit_code == 0
+    rows = done.stdout.splitlines()
+    assert [row.split("  ")[0] for row in rows] == [
+        "task",
+        "x",
+        "y",
+        "[easy]",
+        "[hard]",
+        "mean of 2 groups",
+        "all episodes",
+    ]
+    assert "6/8" in rows[-1]
+    assert "75.0 %" in rows[-1]
+
+
+def test_markdown_carries_the_protocol(save):
+    text = vlarl("report", save("r.json", 3), "--markdown").stdout
+    assert "| all episodes | 6/8 |  75.0 % | 40.9 to 92.9 % |" in text
+    for word in ("temperature 1.6", "horizon 30", "weights aaaaaaaaaaaa", "0 from training trials"):
+        assert word in text
+
+
+def test_results_side_by_side(save):
+    text = vlarl("report", save("sft.json", 1), save("grpo.json", 4, sha="b" * 64)).stdout
+    assert text.splitlines()[0].split() == ["task", "sft", "grpo"]
+    assert text.splitlines()[-1].split("  ")[0] == "all episodes"
+    assert "2/8 (25.0 %)" in text
+    assert "8/8 (100.0 %)" in text
+
+
+def test_seeds_give_their_mean_and_its_t_interval(save):
+    files = [save(f"{s}.json", wins, seed=s) for s, wins in enumerate((1, 2, 3))]
+    found = json.loads(vlarl("report", *files, "--seeds", "--json").stdout)
+    assert found["seeds"] == [0, 1, 2]
+    assert found["success"]["k"] == [2, 4, 6]
+    assert found["success"]["mean"] == 0.5
+    # Student's t with 2 degrees of freedom, 4.302653; standard deviation of .25 .5 .75 is .25; the
+    # lower limit 0.5 - 4.302653 * 0.25 / sqrt(3) = -0.121 is cut to 0.
+    assert found["success"]["interval_95"] == [0.0, 1.0]
+    files[2] = save("near.json", 2, seed=7)
+    files[0] = save("near0.json", 2, seed=8)
+    text = vlarl("report", *files, "--seeds").stdout
+    assert "seed 8" in text
+    assert "50.0 to 50.0 %" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"env": {"name": "toy", "horizon": 60}}, "env.horizon: 30 | 60"),
+        ({"played": (0, 1)}, "result 2 lacks 4 episodes"),
+        ({"seed": 0}, "the same measurement"),
+    ],
+)
+def test_what_is_no_set_of_seeds_is_refused(save, change, message):
+    done = vlarl("report", save("a.json", 2), save("b.json", 2, **{"seed": 1, **change}), "--seeds")
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_one_result_has_no_mean_over_seeds(save):
+    done = vlarl("report", save("a.json", 2), "--seeds")
+    assert done.exit_code == 2
+    assert "at least two" in done.stderr
+
+
+def test_parts_become_whole_and_overlap_counts_once(save):
+    parts = [save("1.json", 3, played=(0, 1, 2)), save("2.json", 3, played=(2, 3))]
+    done = vlarl("merge", *parts, "--out", "whole.json")
+    assert done.exit_code == 0
+    assert "2 episodes were in more than one part" in done.stderr
+    whole = load(Path("whole.json"))
+    assert whole.is_complete
+    assert (whole.total.k, whole.total.n) == (6, 8)
+
+
+def test_what_no_part_played_is_named_and_nothing_is_written(save, tmp_path):
+    done = vlarl("merge", save("1.json", 3, played=(0, 1, 3)), "--out", "whole.json")
+    assert done.exit_code == 2
+    assert "x trial 2 repeat 0" in done.stderr
+    assert "y trial 2 repeat 0" in done.stderr
+    assert not (tmp_path / "whole.json").exists()
+
+
+def test_parts_that_disagree_are_refused(save):
+    done = vlarl("merge", save("1.json", 3), save("2.json", 2), "--out", "whole.json")
+    assert done.exit_code == 2
+    assert "disagree about x trial 2" in done.stderr

@@ -7,6 +7,7 @@ name, so whoever finds a folder finds all of it. What was interrupted is continu
 
 from __future__ import annotations
 
+import fnmatch
 import shutil
 import threading
 import time
@@ -20,6 +21,7 @@ from huggingface_hub.utils import WeakFileLock
 from vlarl.assets import hub, manifest, record, store
 from vlarl.assets.manifest import Asset
 from vlarl.assets.record import HubFile, Record
+from vlarl.assets.sizes import readable
 from vlarl.atomic import check_writable
 from vlarl.errors import AssetMissing, ConfigError, DownloadFailed, MissingError
 
@@ -98,16 +100,19 @@ def plan(
         if not note.damaged(folder):
             return _of_folder(asset, folder, note)
         revision = note.commit
+    base = _draft(folder) if force or _draft(folder).exists() else folder
+    why = None
     try:
         found = _listing(asset, revision)
     except hub.Unreachable as error:
-        return _of_manifest(asset, folder, str(error), force=force)
-    draft = _draft(folder)
+        why = str(error)
+        if note is None:
+            return Plan(asset, folder, None, _of_manifest(asset, base), unreachable=why)
+        found = hub.Listing(note.commit, dict(note.files))
     if note is None and not force:
         _refuse_foreign(folder, found)
-    base = draft if force or draft.exists() else folder
     files = tuple(_planned(base, path, file) for path, file in sorted(found.files.items()))
-    return Plan(asset, folder, found.commit, files, force=force)
+    return Plan(asset, folder, found.commit, files, unreachable=why, force=force)
 
 
 def check_space(plans: Sequence[Plan]) -> tuple[int, int]:
@@ -135,7 +140,9 @@ def refuse_unreachable(plans: Sequence[Plan]) -> None:
         return
     lines = [f"cannot download: {lost[0].unreachable}"]
     for p in lost:
-        lines += [f"missing of {p.asset.name}: {', '.join(f.path for f in p.files)}"]
+        missing = [f.path for f in p.files if not f.is_here]
+        what = ", ".join(missing) or "nothing that the manifest names, but it cannot be verified"
+        lines.append(f"missing of {p.asset.name}: {what}")
     names = " ".join(p.asset.name for p in lost)
     offline = "HF_HUB_OFFLINE=0 " if "HF_HUB_OFFLINE" in lines[0] else ""
     raise AssetMissing("\n".join(lines), fix=f"{offline}vlarl download {names}")
@@ -177,18 +184,6 @@ def download(
     return True
 
 
-def readable(size: int | None) -> str:
-    """Bytes in decimal units, as the hub shows them: `14.2 GB`; `unknown` for None."""
-    if size is None:
-        return "unknown"
-    value, unit = float(size), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
-
-
 def _listing(asset: Asset, revision: str | None) -> hub.Listing:
     """The wanted files of an asset's repository. Raises DownloadFailed when one is not there."""
     try:
@@ -199,6 +194,12 @@ def _listing(asset: Asset, revision: str | None) -> hub.Listing:
         raise ConfigError(str(error)) from None
     files = {path: file for path, file in found.files.items() if asset.wants(path)}
     absent = asset.lacking({path: file.size for path, file in files.items()})
+    absent += [
+        f"{path} with the hash {file.sha256}"
+        for file in asset.files
+        for path in fnmatch.filter(files, file.pattern)
+        if file.sha256 not in (None, files[path].sha256)
+    ]
     if absent:
         raise DownloadFailed(
             f"{asset.repo} at {found.commit} is not what the manifest expects: "
@@ -223,16 +224,15 @@ def _of_folder(asset: Asset, folder: Path, note: Record) -> Plan:
     return Plan(asset, folder, note.commit, files, is_complete=True)
 
 
-def _of_manifest(asset: Asset, folder: Path, why: str, *, force: bool) -> Plan:
-    """What is known without the hub."""
-    files = tuple(
-        PlannedFile(
-            file.pattern if file.count in (1, None) else f"{file.pattern} ({file.count} files)",
-            file.bytes,
-        )
-        for file in asset.files
-    )
-    return Plan(asset, folder, None, files, unreachable=why, force=force)
+def _of_manifest(asset: Asset, base: Path) -> tuple[PlannedFile, ...]:
+    """What is known without the hub; what is here counts unverified."""
+    sizes = record.sizes_in(base)
+    files = []
+    for file in asset.files:
+        lacking = file.lacking(sizes)
+        have = (file.bytes or 0) if lacking is None else 0
+        files.append(PlannedFile(lacking or file.label, file.bytes, have, lacking is None))
+    return tuple(files)
 
 
 def _refuse_unusable(folder: Path) -> None:
@@ -274,7 +274,7 @@ def _planned(base: Path, path: str, file: HubFile) -> PlannedFile:
 def _was_completed_meanwhile(plan: Plan) -> bool:
     """Whether another process did it while this one waited for the lock."""
     note = record.read(plan.folder)
-    return note is not None and note.commit == plan.commit and not note.lacking(plan.folder)
+    return note is not None and note.commit == plan.commit and not note.damaged(plan.folder)
 
 
 def _fetch_all(

@@ -36,6 +36,23 @@ class Expected(Section):
     sha256: str | None = None
     """Of the one file that matches, where known."""
 
+    @property
+    def label(self) -> str:
+        """The pattern and how many files match it: `dataset/*.npy (692 files)`."""
+        return self.pattern if self.count in (1, None) else f"{self.pattern} ({self.count} files)"
+
+    def lacking(self, sizes: Mapping[str, int]) -> str | None:
+        """The pattern, with what is wrong, when a folder lacks such files. As `Asset.lacking`."""
+        matching = [size for path, size in sizes.items() if fnmatchcase(path, self.pattern)]
+        wanted = self.count or 1
+        if not matching:
+            return self.label
+        if len(matching) < wanted:
+            return f"{self.pattern} ({len(matching)} of {wanted})"
+        if self.bytes is not None and len(matching) == wanted and sum(matching) != self.bytes:
+            return f"{self.pattern} ({sum(matching)} of {self.bytes} bytes)"
+        return None
+
 
 class Asset(Section):
     """One entry of the manifest."""
@@ -78,7 +95,7 @@ class Asset(Section):
 
         sizes: bytes of its files, by path with forward slashes.
         """
-        return [why for file in self.files if (why := _lacking(file, sizes)) is not None]
+        return [why for file in self.files if (why := file.lacking(sizes)) is not None]
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
@@ -110,16 +127,6 @@ def named_by(repo: str) -> str | None:
 def used_by(name: str) -> list[str]:
     """Shipped presets that name an asset in one of their settings."""
     return [p for p in presets.names() if name in set(_words(compose(p).values))]
-
-
-def _lacking(file: Expected, sizes: Mapping[str, int]) -> str | None:
-    matching = [size for path, size in sizes.items() if fnmatchcase(path, file.pattern)]
-    wanted = file.count or 1
-    if len(matching) < wanted:
-        return file.pattern if wanted == 1 else f"{file.pattern} ({len(matching)} of {wanted})"
-    if file.bytes is not None and len(matching) == wanted and sum(matching) != file.bytes:
-        return f"{file.pattern} ({sum(matching)} of {file.bytes} bytes)"
-    return None
 
 
 def _words(value: Any) -> Iterator[str]:

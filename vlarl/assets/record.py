@@ -67,6 +67,12 @@ def size_of(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
+def sizes_in(folder: Path) -> dict[str, int]:
+    """Bytes of every file of a folder, by path with forward slashes; empty when there is none."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+
+
 def read(folder: Path) -> Record | None:
     """The note in a folder, if it has one. Raises CorruptFile when it holds something else."""
     path = folder / FILE

@@ -59,9 +59,7 @@ def lacking(name: str, folder: Path) -> list[str]:
         return note.lacking(folder)
     if name not in manifest.names():
         return []
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
-    return manifest.get(name).lacking(sizes)
+    return manifest.get(name).lacking(record.sizes_in(folder))
 
 
 def _check_complete(name: str, folder: Path) -> None:

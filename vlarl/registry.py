@@ -6,9 +6,10 @@ A plug-in module offers:
   env        `Config` (an EnvSection), `make(cfg, *, num_slots, final_frames) -> VecEnv`,
              `spec(cfg) -> EnvSpec` (cheap: no simulator process, no rendering),
              `trials(cfg, split) -> dict[str, tuple[int, ...]]` (task -> trial ids; split "train" or
-             "eval", sharing no initial state), `suites() -> tuple[str, ...]`,
-             `instruction(task) -> str`, `groups(cfg) -> dict[str, tuple[str, ...]]` (name -> tasks,
-             for averages in results; may be empty), and, where there is a scripted expert,
+             "eval"; they share initial states only with EnvSpec.share_trials),
+             `suites() -> tuple[str, ...]`, `instruction(task) -> str`,
+             `groups(cfg) -> dict[str, tuple[str, ...]]` (name -> tasks, for averages in results;
+             may be empty), and, where there is a scripted expert,
              `demonstrate(cfg, episodes, *, noise_std, seed) -> Iterator[Trajectory]`
   policy     `Config` (a PolicySection), `spec(cfg) -> PolicySpec` (reads small files only) and
              `load(cfg, *, device, needs_value, train) -> Policy` and `recognises(folder) -> bool`
@@ -30,7 +31,7 @@ Kind = Literal["env", "policy", "algo"]
 KINDS: tuple[Kind, ...] = ("env", "policy", "algo")
 
 _BUILT_IN: dict[Kind, dict[str, str]] = {
-    "env": {"metaworld": "vlarl.envs.metaworld"},
+    "env": {"metaworld": "vlarl.envs.metaworld", "libero": "vlarl.envs.libero"},
     "policy": {"openvla_oft": "vlarl.policies.openvla_oft"},
     "algo": {"grpo": "vlarl.algos.grpo", "ppo": "vlarl.algos.ppo"},
 }

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import pickle
 import re
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -20,6 +22,21 @@ import numpy as np
 from vlarl.errors import AssetMissing, CorruptFile
 
 _CODE = re.compile(r"([biufcSU])(\d{1,9})|O8|O4")
+
+
+_DAMAGED = (
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,  # includes a bad header and wrong text encoding
+    TypeError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+)
+"""What a damaged pickle can end in."""
 
 
 class _ForbiddenGlobal(pickle.UnpicklingError):
@@ -56,20 +73,32 @@ def load_object_array(path: Path) -> list[Any]:
         ) from None
     except EOFError:
         raise CorruptFile(f"{path} is truncated; collect or download it again") from None
-    except (
-        pickle.UnpicklingError,
-        ValueError,  # includes a bad header and wrong text encoding
-        TypeError,
-        IndexError,
-        KeyError,
-        AttributeError,
-        OverflowError,
-        MemoryError,
-        RecursionError,
-    ) as error:
+    except _DAMAGED as error:
         raise CorruptFile(
             f"{path} is not a readable object array ({error}); collect or download it again"
         ) from None
+
+
+def load_saved_array(path: Path) -> np.ndarray:
+    """The one numeric array in a file that `torch.save` wrote from a numpy array; without torch.
+
+    Raises:
+        AssetMissing: when there is no such file.
+        CorruptFile: when the file is damaged, holds something else, or names anything but numpy's
+            arrays.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (member,) = (n for n in archive.namelist() if n.rpartition("/")[2] == "data.pkl")
+            with archive.open(member) as file:
+                array = _Unpickler(file).load()
+        if not isinstance(array, _Array) or array.dtype.hasobject:
+            raise ValueError(f"a numeric array was expected, got {type(array).__name__}")
+        return array.view(np.ndarray)
+    except FileNotFoundError:
+        raise AssetMissing(f"there is no file {path}", fix=f"ls {path.parent}") from None
+    except (*_DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise CorruptFile(f"{path} is not a saved array ({error}); install it again") from None
 
 
 def _read_header(file: Any) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ Torch-free. The policy converts its outputs *to* the canonical format named here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 GripperConvention = Literal["open_positive", "close_positive", "effort_close_positive", "none"]
@@ -39,6 +40,8 @@ class EnvSpec:
     tasks: names, in suite order. frame_size: pixels (height, width) of its frames.
     video_every: actions between two recorded video frames. trials: what decides which start state a
     trial number stands for, e.g. "goal_seed=0"; results are paired only when it agrees.
+    share_trials: a training run may evaluate from states it trains on. facts: what else results
+    have to say about the simulator, as JSON values.
     """
 
     name: str
@@ -53,6 +56,8 @@ class EnvSpec:
     chunks: tuple[int, ...] = ()
     video_every: int = 1
     trials: str = ""
+    share_trials: bool = False
+    facts: Mapping[str, str | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

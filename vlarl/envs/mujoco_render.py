@@ -22,11 +22,17 @@ class ModelView:
 
     quality "full" is the model's own settings; "fast" turns off shadows, reflections and
     multisampling. Frames of any size up to `max_size` (height, width) come from one buffer, so a
-    frame never depends on which other sizes were asked for.
+    frame never depends on which other sizes were asked for. hidden_group: geom group that is not
+    drawn.
     """
 
     def __init__(
-        self, model: mujoco.MjModel, *, quality: Quality, max_size: tuple[int, int]
+        self,
+        model: mujoco.MjModel,
+        *,
+        quality: Quality,
+        max_size: tuple[int, int],
+        hidden_group: int | None = None,
     ) -> None:
         self._model = model
         model.vis.global_.offheight, model.vis.global_.offwidth = max_size
@@ -37,6 +43,8 @@ class ModelView:
             self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
             self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
         self._option = mujoco.MjvOption()
+        if hidden_group is not None:
+            self._option.geomgroup[hidden_group] = 0
         self._perturb = mujoco.MjvPerturb()
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED

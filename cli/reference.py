@@ -1,4 +1,4 @@
-"""The command line and the settings as text: usage lines, docs/cli.md, docs/presets.md."""
+"""Command line, settings and assets as text: usage lines, docs/cli.md, presets.md, assets.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Written by `pytest tests/cli/test_surface.py --update-golden`; do not edit.
   `'env.tasks=[reach-v3, push-v3]'`, `log.wandb=null`.
 - `vlarl --debug ...` shows the traceback behind an error message.
 - Environment variables: `VLARL_HOME` (cached checkpoints, default `~/.cache/vlarl`), `VLARL_RUNS`
-  (run directories, default `./runs`). `vlarl doctor` lists all that matter.
+  (run directories, default `./runs`), `HF_ENDPOINT`, `HF_HUB_OFFLINE` and `HF_TOKEN` for downloads.
+  `vlarl doctor` lists all that matter.
 """
 
 _PRESETS_HEADER = """\
@@ -46,6 +47,30 @@ what it is. `vlarl presets copy NAME mine.yaml` gives you one to edit; `--preset
 - There are no variables, expressions or anchors. Unknown keys and keys written twice are errors;
   all errors are reported at once.
 - `vlarl config show --preset NAME --sources` prints every setting and where it was set.
+"""
+
+
+_ASSETS_HEADER = """\
+# Assets
+
+Written by `pytest tests/cli/test_surface.py --update-golden` from `vlarl/assets/manifest.yaml`; do
+not edit.
+
+`vlarl download NAME` puts an asset into `$VLARL_HOME/NAME` (default `~/.cache/vlarl/NAME`), where
+`policy.checkpoint=NAME` and `vlarl eval NAME` find it. Every file is verified by size and by the
+hash the hub states. An unfinished download lies in a hidden folder `.NAME.partial` beside it, is
+continued by the same command, and is never taken for the asset. `vlarl download NAME --dry-run`
+shows files, sizes and free space; `vlarl download --list` shows what is here.
+
+- `HF_ENDPOINT=https://a.mirror` asks a mirror. `HF_HUB_OFFLINE=1` asks nobody: what is complete is
+  verified, what is not is listed (exit code 3).
+- `HF_TOKEN`, or `hf auth login`, opens gated and private repositories. The token goes to the hub
+  and is never printed or written.
+- An asset that was copied by hand needs the files below, under `$VLARL_HOME/NAME`.
+- A revision that is no commit hash moves with its branch: the commit that came is noted in
+  `.vlarl_download` in the folder. `--revision SHA` asks for another one, `--force` replaces.
+- *unknown* means that no public page that states it was seen, not that there is none. Read the
+  model card before you use a checkpoint.
 """
 
 
@@ -78,6 +103,38 @@ def presets_markdown() -> str:
             parts.append(_settings(f"`{kind}`, name: {name}", f"{kind}.", config))
     parts += ["## Settings of `vlarl sft`\n", *_sections(SftConfig)]
     return "\n".join(parts)
+
+
+def assets_markdown() -> str:
+    """docs/assets.md: everything that `vlarl download` knows."""
+    from vlarl.assets import manifest
+
+    return "\n".join([_ASSETS_HEADER, *(_asset(manifest.get(n)) for n in manifest.names())])
+
+
+def _asset(asset: Any) -> str:
+    from vlarl.assets.manifest import used_by
+    from vlarl.assets.sizes import readable
+
+    presets = ", ".join(f"`{name}`" for name in used_by(asset.name)) or "none yet"
+    lines = [
+        f"## {asset.name}",
+        "",
+        f"{asset.about}. {asset.note}".rstrip(),
+        "",
+        f"- repository: [{asset.repo}](https://huggingface.co/{asset.repo}) at `{asset.revision}`",
+        f"- licence: {asset.licence or 'unknown'}",
+        f"- size: {readable(asset.num_bytes)}",
+        f"- presets: {presets}",
+        "",
+        "| file | | number | bytes |",
+        "|---|---|---|---|",
+    ]
+    for file in asset.files:
+        number = "1 or more" if file.count is None else str(file.count)
+        size = "unknown" if file.bytes is None else f"{file.bytes:,}"
+        lines.append(_row(f"`{file.pattern}`", file.what, number, size))
+    return "\n".join(lines) + "\n"
 
 
 def _sections(model: Any) -> Iterator[str]:

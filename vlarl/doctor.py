@@ -32,6 +32,7 @@ VARIABLES = (
     "RANK",
     "WORLD_SIZE",
     "HF_HOME",
+    "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
     "HF_TOKEN",
     "WANDB_MODE",

@@ -124,7 +124,7 @@ def test_vlarl_alone_shows_the_verbs_in_order_of_use():
     done = RUN.invoke(app, [])
     assert done.exit_code == 0
     verbs = re.findall(r"^│ ([a-z]+) ", done.stdout, re.MULTILINE)
-    first = ["doctor", "presets", "config", "train", "eval", "compare"]
+    first = ["doctor", "download", "presets", "config", "train", "eval", "compare"]
     assert verbs[: len(first)] == first
     assert set(verbs) == set(typer.main.get_command(app).commands)
 

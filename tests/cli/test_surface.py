@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from vlarl_cli.main import app
-from vlarl_cli.reference import cli_markdown, presets_markdown, surface
+from vlarl_cli.reference import assets_markdown, cli_markdown, presets_markdown, surface
 
 RUN = CliRunner()
 
@@ -33,6 +33,10 @@ def test_page_of_the_command_line(check_golden):
 
 def test_page_of_the_presets(check_golden):
     check_golden("../../docs/presets.md", presets_markdown())
+
+
+def test_page_of_the_assets(check_golden):
+    check_golden("../../docs/assets.md", assets_markdown())
 
 
 def test_there_are_examples():

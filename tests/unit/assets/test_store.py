@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from vlarl.assets import store
@@ -57,3 +59,32 @@ def test_home_is_a_user_folder_by_default(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert store.home() == tmp_path / ".cache" / "vlarl"
     assert store.names() == store._folders(store._shipped())
+
+
+def test_an_asset_of_the_manifest_is_fetched_by_name(machine):
+    with pytest.raises(AssetMissing) as caught:
+        store.resolve("wan-libero-spatial")
+    assert str(caught.value) == f"asset 'wan-libero-spatial' is not in {machine / 'cache'}"
+    assert caught.value.fix == "vlarl download wan-libero-spatial"
+
+
+@pytest.mark.parametrize("name", ["wan-libero-spatail", "RLinf/RLinf-Wan-LIBERO-Spatial"])
+def test_a_near_name_and_a_repository_lead_to_the_manifest(machine, name):
+    with pytest.raises(AssetMissing) as caught:
+        store.resolve(name)
+    assert caught.value.fix == "vlarl download wan-libero-spatial"
+
+
+def test_a_folder_made_by_hand_must_hold_what_the_manifest_names(machine):
+    folder = machine / "cache" / "openpi-tokenizer"
+    model = folder / "big_vision" / "paligemma_tokenizer.model"
+    model.parent.mkdir(parents=True)
+    for size, reason in ((None, ""), (4_264_022, r" \(4264022 of 4264023 bytes\)")):
+        if size is not None:
+            model.touch()
+            os.truncate(model, size)
+        with pytest.raises(AssetMissing, match=f"no big_vision/paligemma_tokenizer.model{reason}$"):
+            store.resolve("openpi-tokenizer")
+    os.truncate(model, 4_264_023)
+    assert store.resolve("openpi-tokenizer") == folder
+    assert store.lacking("some-other-name", machine) == []

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlarl import run_dir
+from vlarl.atomic import write_atomic
 from vlarl.errors import ConfigError
 from vlarl.run_dir import RunDir
+from vlarl.signals import INTERRUPTED
 
 from . import launch
 from .options import (
@@ -37,8 +39,6 @@ EXAMPLES = (
     "vlarl train --preset tiny_metaworld_grpo --dry-run optim.lr=5e-5 env.num_slots=8",
     "vlarl train --preset tiny_metaworld_grpo --resume max_steps=40",
 )
-
-INTERRUPTED = 130
 
 
 def train(
@@ -160,6 +160,7 @@ def _configuration(
     from vlarl.config import resolved
     from vlarl.config.compose import compose, parse_overrides
     from vlarl.config.resume import continued
+    from vlarl.config.schema import runs_folder
     from vlarl.config.sources import Leaf
 
     if preset is None and not resume:
@@ -172,8 +173,7 @@ def _configuration(
         return continued(resolved.load(path / "config.json"), given), path
     composed = compose(preset, given)
     named = composed.values.get("run_dir")
-    root = Path(os.environ.get("VLARL_RUNS") or "runs")
-    path = Path(str(named)) if named is not None else root / str(composed.values["name"])
+    path = Path(str(named)) if named is not None else runs_folder() / str(composed.values["name"])
     path = path.expanduser().absolute()
     if resume:
         composed = continued(resolved.load(path / "config.json"), given)
@@ -212,8 +212,8 @@ def _write_down(home: RunDir, run: RunConfig, composed: Composed) -> None:
     from vlarl.config import resolved
     from vlarl.evaluate import versions
 
-    run_dir.write_atomic(home.config, resolved.dump(run, composed.sources))
-    run_dir.write_atomic(home.env, json.dumps(versions(), indent=2) + "\n")
+    write_atomic(home.config, resolved.dump(run, composed.sources))
+    write_atomic(home.env, json.dumps(versions(), indent=2) + "\n")
     run_dir.append_command(home, ["vlarl", *sys.argv[1:]])
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vlarl import run_dir
 from vlarl.distributed.world import World, init_world
-from vlarl.errors import MissingError, VlarlError
+from vlarl.errors import VlarlError
 from vlarl.eval_job import (
     EvalJob,
     build_job,
@@ -60,13 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         end = RankExit(rank=world.rank, code=run(work, job, world))
     except VlarlError as error:
         log.error("%s", error)
-        end = RankExit(
-            rank=world.rank,
-            code=error.exit_code,
-            kind=type(error).__name__,
-            message=str(error),
-            fix=error.fix if isinstance(error, MissingError) else "",
-        )
+        end = RankExit.of(world.rank, error)
     run_dir.write_exit(work, end)
     world.close()
     return end.code

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlarl.atomic import write_atomic
-from vlarl.errors import ConfigError, CorruptFile
+from vlarl.errors import ConfigError, CorruptFile, MissingError, VlarlError
+from vlarl.signals import INTERRUPTED
 
 log = logging.getLogger(__name__)
 
@@ -349,6 +350,22 @@ class RankExit:
     message: str = ""
     fix: str = ""
     time: float = 0.0
+
+    @staticmethod
+    def of(rank: int, error: Exception) -> RankExit:
+        """The end of a rank by an error: with its exit code, or 1 when it is none of ours."""
+        return RankExit(
+            rank=rank,
+            code=error.exit_code if isinstance(error, VlarlError) else 1,
+            kind=type(error).__name__,
+            message=str(error),
+            fix=error.fix if isinstance(error, MissingError) else "",
+        )
+
+    @staticmethod
+    def interrupted(rank: int) -> RankExit:
+        """The end of a rank that stopped because it was asked to."""
+        return RankExit(rank=rank, code=INTERRUPTED, kind="Stopped", message="interrupted")
 
 
 def write_exit(run: RunDir, end: RankExit) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import torch
 
@@ -23,18 +21,17 @@ from vlarl.config.schema import RunConfig
 from vlarl.distributed import checkpoint
 from vlarl.distributed.shard import shard
 from vlarl.distributed.world import World, init_world
-from vlarl.errors import MissingError, VlarlError
+from vlarl.errors import VlarlError
 from vlarl.metrics import open_sinks
 from vlarl.noise import stream
 from vlarl.run_dir import RankExit, RunDir, Status
+from vlarl.signals import stop_on_signals
 from vlarl.train.setup import resolve
 from vlarl.train.state import TrainState
 from vlarl.train.trainer import Stopped, Trainer
 from vlarl.train.update import count_parameters, make_optimizer
 
 log = logging.getLogger("vlarl.worker")
-
-INTERRUPTED = 130
 
 
 def run(folder: RunDir, config: RunConfig, world: World, should_stop: Callable[[], bool]) -> None:
@@ -81,34 +78,18 @@ def run(folder: RunDir, config: RunConfig, world: World, should_stop: Callable[[
             sink.close()
 
 
-class StopFlag:
-    """Becomes true on SIGINT or SIGTERM; a second signal ends the process the hard way."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-
-    def __call__(self) -> bool:
-        """Whether somebody asked."""
-        return self.requested
-
-    def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if self.requested:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        self.requested = True
-        log.warning("%s: stopping after this decision", signal.Signals(number).name)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Train the run in argv[0]; returns 0, the error's exit code, or 130 when interrupted."""
     (path,) = sys.argv[1:] if argv is None else argv
-    folder = RunDir(Path(path))
-    should_stop = StopFlag()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    with stop_on_signals() as should_stop:
+        return _run_to_its_end(RunDir(Path(path)), should_stop)
+
+
+def _run_to_its_end(folder: RunDir, should_stop: Callable[[], bool]) -> int:
+    """The exit code; the note of how it ended is on disk."""
     rank = int(os.environ.get("RANK", "0"))
     world = None
     try:
@@ -119,16 +100,11 @@ def main(argv: list[str] | None = None) -> int:
         run(folder, config, world, should_stop)
         end = RankExit(rank=rank, code=0)
     except Stopped:
-        end = RankExit(rank=rank, code=INTERRUPTED, kind="Stopped", message="interrupted")
+        log.warning("stopped on request")
+        end = RankExit.interrupted(rank)
     except VlarlError as error:
         log.error("%s", error)
-        end = RankExit(
-            rank=rank,
-            code=error.exit_code,
-            kind=type(error).__name__,
-            message=str(error),
-            fix=error.fix if isinstance(error, MissingError) else "",
-        )
+        end = RankExit.of(rank, error)
     if end.code and rank == 0:
         _publish_failure(folder, end)
     run_dir.write_exit(folder, end)

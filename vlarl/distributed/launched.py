@@ -30,7 +30,6 @@ def main(argv: list[str]) -> int:
     """Run the rank; returns the exit code of this process."""
     module, path = argv
     run, rank = RunDir(Path(path)), int(os.environ.get("RANK", "0"))
-    stopped = RankExit(rank=rank, code=INTERRUPTED, kind="Stopped", message="interrupted")
     _redirect_output(run.log(rank))
     threading.Thread(target=_end_with_launcher, name="launcher-watch", daemon=True).start()
     try:
@@ -40,11 +39,10 @@ def main(argv: list[str]) -> int:
     # The supervisor of this process: whatever it was, say so where it will be found.
     except Exception as error:
         traceback.print_exc()
-        note = RankExit(rank=rank, code=1, kind=type(error).__name__, message=str(error))
-        write_exit(run, note)
+        write_exit(run, RankExit.of(rank, error))
         return 1
     if code == INTERRUPTED:
-        write_exit(run, stopped)
+        write_exit(run, RankExit.interrupted(rank))
         return 0
     return code
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlarl import run_dir
-from vlarl.errors import ConfigError, CorruptFile
+from vlarl.errors import AssetMissing, ConfigError, CorruptFile
 from vlarl.run_dir import RankExit, RunDir, RunLock, Status
 
 
@@ -200,3 +200,18 @@ def test_a_spoiled_status_is_no_status(tmp_path):
     for spoiled in ("garbage", "[]", '{"phase": "x"}'):
         run.status.write_text(spoiled)
         assert run_dir.read_status(run) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (ConfigError("bad"), RankExit(rank=3, code=2, kind="ConfigError", message="bad")),
+        (
+            AssetMissing("gone", fix="get it"),
+            RankExit(rank=3, code=3, kind="AssetMissing", message="gone", fix="get it"),
+        ),
+        (ZeroDivisionError("no"), RankExit(rank=3, code=1, kind="ZeroDivisionError", message="no")),
+    ],
+)
+def test_an_error_is_the_end_of_a_rank(error, end):
+    assert RankExit.of(3, error) == end

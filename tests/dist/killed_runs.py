@@ -1,8 +1,9 @@
 """Runs of the toys that are killed, one fork a run: `killed_runs.py TEMPLATE SEED KILLS`.
 
 TEMPLATE is a prepared run directory. It is copied and played unbroken once, then again and again,
-each time killed at another file operation inside the run directory and continued. Prints a line for each run that does not end like the unbroken one. A fork
-costs no imports, so many moments can be tried.
+each time killed at another file operation inside the run directory and continued. Prints a line for
+each run that does not end like the unbroken one. A fork costs no imports, so many moments can be
+tried.
 """
 
 from __future__ import annotations

@@ -44,11 +44,11 @@ def evaluations(folder):
 def test_killed_between_any_two_file_operations(toy_run, environ):
     folder = toy_run("max_steps=3", "save.every=2", "eval.every=2", "rollout.episodes=8")
     done = subprocess.run(
-        [sys.executable, str(DRIVER), str(folder.path), "0", "12"],
+        [sys.executable, str(DRIVER), str(folder.path), "0", "8"],
         capture_output=True, text=True, check=False, env=environ,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]
-    assert done.stdout.endswith("0 of 12 wrong\n"), done.stdout
+    assert done.stdout.endswith("0 of 8 wrong\n"), done.stdout
 
 
 def start(folder, environ):

@@ -108,6 +108,24 @@ def test_another_process_resumes_what_was_interrupted(duck):
     assert contents(made.folder) == wanted(duck)
 
 
+def test_what_came_of_another_version_is_not_mixed_in(duck):
+    """The branch moved in between: a file changed, one went, one came; our own file stays."""
+    came = []
+    made = plan("duck")
+    files = duck.repos["o/duck"]
+    assert not download(made, on_bytes=came.append, should_stop=lambda: sum(came) > 30_000)
+    draft = made.folder.parent / ".duck.partial"
+    (draft / "empty.txt").touch()
+    (draft / "mine.txt").write_text("x")
+    assert list(draft.glob(".model.safetensors.*.part"))
+    files["model.safetensors"] = bytes(40_000)
+    del files["empty.txt"]
+    files["config.json"] = b'{"a": 2}'
+    duck.seen.clear()
+    assert contents(get()) == wanted(duck) | {"mine.txt": b"x"}
+    assert {s.range for s in duck.gets("/cdn/o/duck/model")} == {None}
+
+
 def test_a_server_without_ranges_sends_all_of_it_again(duck, quick):
     duck.faults["model.safetensors"] = [("cut", 10_000), "whole"]
     counted = []
@@ -126,7 +144,11 @@ def test_a_truncated_answer_is_noticed_and_completed(duck):
 @pytest.mark.parametrize("path", ["model.safetensors", "config.json"])
 def test_a_wrong_hash_is_fetched_again_once(duck, path):
     duck.faults[path] = ["other"]
-    assert contents(get()) == wanted(duck)
+    counted = []
+    made = plan("duck")
+    assert download(made, on_bytes=counted.append)
+    assert contents(made.folder) == wanted(duck)
+    assert sum(counted) == made.num_bytes
     duck.faults[path] = ["other", "other"]
     with pytest.raises(DownloadFailed, match=f"{path} of o/duck arrived twice without the hash"):
         get(force=True)

@@ -23,9 +23,10 @@ from vlarl.assets.manifest import Asset
 from vlarl.assets.record import HubFile, Record
 from vlarl.assets.sizes import readable
 from vlarl.atomic import check_writable
-from vlarl.errors import AssetMissing, ConfigError, DownloadFailed, MissingError
+from vlarl.errors import AssetMissing, ConfigError, CorruptFile, DownloadFailed, MissingError
 
 _WORKERS = 4
+_UNFINISHED = ".part"
 _WAITS_S = (1.0, 2.0, 4.0)
 """Before a failed request is sent again."""
 
@@ -176,10 +177,10 @@ def download(
         if not draft.exists() and not plan.force and plan.folder.exists():
             plan.folder.rename(draft)
         draft.mkdir(exist_ok=True)
+        files = {f.path: f.hub for f in plan.files if f.hub is not None}
+        _prepare(draft, Record(repo=plan.asset.repo, commit=plan.commit, files=files))
         if not _fetch_all(plan, draft, on_bytes, should_stop):
             return False
-        files = {f.path: f.hub for f in plan.files if f.hub is not None}
-        record.write(draft, Record(repo=plan.asset.repo, commit=plan.commit, files=files))
         _put_in_place(draft, plan.folder)
     return True
 
@@ -277,6 +278,21 @@ def _was_completed_meanwhile(plan: Plan) -> bool:
     return note is not None and note.commit == plan.commit and not note.damaged(plan.folder)
 
 
+def _prepare(draft: Path, wanted: Record) -> None:
+    """Remove what an earlier attempt fetched of another commit; note what is wanted now."""
+    try:
+        before = record.read(draft)
+    except CorruptFile:
+        before = None
+    stale = {draft / path for path in before.files} if before is not None else set()
+    stale -= {draft / path for path in wanted.files}
+    parts = {_part(draft / path, file) for path, file in wanted.files.items()}
+    stale |= set(draft.rglob(f".*{_UNFINISHED}")) - parts
+    for path in stale:
+        path.unlink(missing_ok=True)
+    record.write(draft, wanted)
+
+
 def _fetch_all(
     plan: Plan, draft: Path, on_bytes: Callable[[int], None], should_stop: Callable[[], bool]
 ) -> bool:
@@ -364,4 +380,4 @@ def _draft(folder: Path) -> Path:
 
 def _part(path: Path, file: HubFile) -> Path:
     """The unfinished file; its name holds the hash, so that no two versions are mixed."""
-    return path.with_name(f".{path.name}.{(file.sha256 or file.git_sha1 or '')[:12]}.part")
+    return path.with_name(f".{path.name}.{(file.sha256 or file.git_sha1 or '')[:12]}{_UNFINISHED}")

@@ -10,7 +10,15 @@ from pydantic import Field
 from vlarl import registry
 from vlarl.config.compose import Composed
 from vlarl.config.explain import validate
-from vlarl.config.schema import ComputeSection, Int, LogSection, PolicyT, Section, runs_folder
+from vlarl.config.schema import (
+    ComputeSection,
+    Int,
+    LogSection,
+    PolicyT,
+    RunName,
+    Section,
+    runs_folder,
+)
 from vlarl.errors import ConfigError
 
 FRESH = "fresh"
@@ -94,7 +102,7 @@ class ValidationSection(Section):
 class SftConfig(Section, Generic[PolicyT]):
     """Everything a supervised run is made of."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "sft"
+    name: RunName = "sft"
     """Name of the run, a word that can be a folder; a preset's file name unless set."""
     run_dir: Path | None = None
     """Folder of the run; none means $VLARL_RUNS/NAME (default ./runs/NAME)."""

@@ -7,15 +7,34 @@ here. Every field has a docstring: it becomes help text, docs and editor schema.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 
 Int = Annotated[int, Strict()]
 """An integer; `true` and `1.0` are refused."""
 Bool = Annotated[bool, Strict()]
 """A boolean; `1` and `"yes"` are refused."""
+
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+
+
+def _check_name(text: str) -> str:
+    if not re.fullmatch(_NAME, text):
+        raise ValueError(
+            "a run's name is one word that can be a folder: letters, digits, '.', '_' and '-', the "
+            f"first a letter or digit; got '{text}' (where the folder goes is run_dir)"
+        )
+    return text
+
+
+RunName = Annotated[
+    str, AfterValidator(_check_name), Field(json_schema_extra={"pattern": f"^{_NAME}$"})
+]
+"""Name of a run, and of its folder unless one is given."""
 
 
 class Section(BaseModel):
@@ -175,7 +194,7 @@ AlgoT = TypeVar("AlgoT", bound=AlgoSection)
 class RunConfig(Section, Generic[EnvT, PolicyT, AlgoT]):
     """Everything a training run is made of."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    name: RunName = "run"
     """Name of the run, a word that can be a folder; a preset's file name unless set."""
     run_dir: Path | None = None
     """Folder of the run; none means $VLARL_RUNS/NAME (default ./runs/NAME)."""

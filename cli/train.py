@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,8 +136,12 @@ def train(
     if not prepare:  # which may be given on a machine that will not run it
         _check_device(run)
     start = launch.command(RunDir(folder), where)
+    run_dir.check(folder, resume=resume, overwrite=overwrite)
+    if resume and _is_complete(RunDir(folder), run, resume_from):
+        output.hint(f"complete: all {run.max_steps} iterations are done; raise max_steps to go on")
+        _report(output, RunDir(folder))
+        return
     if dry_run:
-        run_dir.check(folder, resume=resume, overwrite=overwrite)
         _explain(output, run, folder, start)
         return
     launch.refuse_nested(os.environ, RunDir(folder))
@@ -163,6 +168,7 @@ def _configuration(
     from vlarl.config.schema import runs_folder
     from vlarl.config.sources import Leaf
 
+    given = [_from_anywhere(text) for text in given]
     if preset is None and not resume:
         raise ConfigError("name what to train: --preset NAME; `vlarl presets list` shows them")
     if preset is None:
@@ -171,13 +177,39 @@ def _configuration(
             raise ConfigError("--resume needs --run-dir DIR or --preset NAME to find the run")
         path = Path(str(folder.value)).expanduser().absolute()
         return continued(resolved.load(path / "config.json"), given), path
-    composed = compose(preset, given)
+    composed = _settled(compose(preset, given))
     named = composed.values.get("run_dir")
     path = Path(str(named)) if named is not None else runs_folder() / str(composed.values["name"])
     path = path.expanduser().absolute()
     if resume:
         composed = continued(resolved.load(path / "config.json"), given)
     return composed, path
+
+
+_CHECKPOINT = "policy.checkpoint="
+
+
+def _from_anywhere(override: str) -> str:
+    """KEY=VALUE whose policy.checkpoint means the same in any folder."""
+    import json
+
+    from vlarl.assets import store
+
+    named = override.removeprefix(_CHECKPOINT)
+    settled = named if named == override else store.settled(named)
+    return override if settled == named else _CHECKPOINT + json.dumps(settled)
+
+
+def _settled(composed: Composed) -> Composed:
+    """With a policy.checkpoint that means the same in any folder, for a later --resume."""
+    from vlarl.assets import store
+
+    policy = composed.values.get("policy")
+    named = policy.get("checkpoint") if isinstance(policy, dict) else None
+    if not isinstance(policy, dict) or not isinstance(named, str):
+        return composed  # validation says what is wrong
+    settled = {**policy, "checkpoint": store.settled(named)}
+    return replace(composed, values={**composed.values, "policy": settled})
 
 
 def _check(run: RunConfig, num_ranks: int) -> None:
@@ -199,6 +231,24 @@ def _check_device(run: RunConfig) -> None:
     from vlarl.distributed.world import require_device
 
     require_device(run.compute)
+
+
+def _is_complete(home: RunDir, run: RunConfig, step: int | None) -> bool:
+    """Whether a resumed run has nothing left to do. step: of the checkpoint it goes on from.
+
+    Raises ConfigError when the run has gone beyond its max_steps.
+    """
+    latest = run_dir.latest_checkpoint(home)
+    start = latest if step is None else run_dir.find_checkpoint(home, str(step))
+    done = None if start is None else run_dir.checkpoint_step(start)
+    if done is None or done < run.max_steps:
+        return False
+    if done > run.max_steps:
+        raise ConfigError(
+            f"nothing to do: {home.path} has done {done} iterations and max_steps is "
+            f"{run.max_steps}; raise it with --max-steps, or go back with --resume-from STEP"
+        )
+    return start == latest
 
 
 def _go_back(home: RunDir, step: int) -> None:

@@ -1,5 +1,6 @@
 """What `vlarl train` refuses before anything starts."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,50 @@ def test_a_gpu_that_is_not_there_is_missed_at_once_unless_only_prepared(train, m
     assert "run: vlarl doctor --gpu" in train("--dry-run", "compute.device=cuda", code=3)
     assert not Path("runs").exists()
     train("--prepare", "compute.device=cuda", code=0)
+
+
+def test_a_relative_checkpoint_is_found_again_from_another_folder(train, tmp_path, monkeypatch):
+    train("--prepare", code=0)
+    stored = json.loads(Path("runs/mine/config.json").read_text())["config"]["policy"]
+    assert stored["checkpoint"] == str(tmp_path / "toy")
+    train("--prepare", "--resume", "policy.checkpoint=toy", "policy.chunk=1", code=0)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    done = CliRunner().invoke(
+        app, ["train", "--resume", "--dry-run", "--run-dir", str(tmp_path / "runs/mine")]
+    )
+    assert done.exit_code == 0, done.output
+
+
+def trained(steps):
+    """As if so many iterations were done."""
+    folder = Path(f"runs/mine/ckpt/step_{steps:06d}")
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+
+
+def test_a_run_beyond_its_max_steps_has_nothing_to_do(train):
+    train("--prepare", "max_steps=5", code=0)
+    trained(5)
+    for words in ((), ("--dry-run",)):
+        said = train("--resume", "max_steps=4", *words)
+        assert "has done 5 iterations and max_steps is 4; raise it" in said
+    assert "no checkpoint '3'" in train("--resume-from", 3, "max_steps=2")
+
+
+def test_a_run_that_is_complete_says_so_and_starts_nothing(train, monkeypatch):
+    train("--prepare", "max_steps=5", code=0)
+    trained(5)
+    monkeypatch.setattr("vlarl_cli.launch.launch", lambda *_, **__: pytest.fail("started"))
+    done = CliRunner().invoke(app, ["train", "--preset", "mine.yaml", "--resume"])
+    assert done.exit_code == 0, done.output
+    assert "complete: all 5 iterations are done; raise max_steps to go on" in done.stderr
+    assert f"checkpoint: {Path('runs/mine/ckpt/step_000005/policy').absolute()}" in done.stdout
+    train("--prepare", "--resume", "max_steps=6", code=0)
+
+
+def test_a_name_that_is_no_word_is_explained_in_words(train):
+    said = train("--dry-run", "--name", "a/b")
+    assert "name: a run's name is one word" in said
+    assert "got 'a/b'" in said
+    assert "pattern" not in said

@@ -72,6 +72,16 @@ def _check_complete(name: str, folder: Path) -> None:
         )
 
 
+def settled(name_or_path: str) -> str:
+    """The same checkpoint in a word that means it from any folder.
+
+    A path becomes absolute. The name of an asset stays, and so does what is no folder at all.
+    """
+    path = Path(name_or_path).expanduser()
+    is_asset = _is_word(name_or_path) and name_or_path in names()
+    return name_or_path if is_asset or not path.is_dir() else str(path.absolute())
+
+
 def _missing(text: str, path: Path) -> AssetMissing:
     if text and path.exists():
         reason = f"'{text}' is a file; expected the folder of a checkpoint"

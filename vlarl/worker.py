@@ -52,12 +52,13 @@ def run(folder: RunDir, config: RunConfig, world: World, should_stop: Callable[[
     total, trainable = count_parameters(policy.module)
     log.info("%s: %d parameters, %d trainable", config.policy.name, total, trainable)
     values = config.model_dump(mode="json")
-    resume_step = None if latest is None else state.step
+    # The line of a pending iteration is still to come, even if an earlier resume has written it.
+    resume_step = None if latest is None else state.step - (state.pending is not None)
     sink = (
         open_sinks(folder, config.log, values, resume_step=resume_step) if world.is_main else None
     )
     env = parts.env_module.make(
-        config.env, num_slots=config.env.num_slots, final_frames=policy.spec.has_value
+        config.env, num_slots=config.env.num_slots, final_frames=parts.policy_spec.has_value
     )
     try:
         Trainer(

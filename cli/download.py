@@ -14,7 +14,7 @@ from .options import DryRunOpt, JsonOpt, QuietOpt
 from .output import Output, format_table
 
 if TYPE_CHECKING:
-    from vlarl.assets.download import Plan
+    from vlarl.assets.download_plan import Plan
 
 EXAMPLES = (
     "vlarl download --list",
@@ -78,8 +78,8 @@ def download(
 ) -> None:
     """Download checkpoints and world models; verify, resume, and put complete folders in place.
 
-    An interrupted download is continued by the same command. HF_ENDPOINT names a mirror,
-    HF_HUB_OFFLINE=1 forbids the network, HF_TOKEN or `hf auth login` opens gated repositories.
+    The same command continues what was interrupted. HF_ENDPOINT names a mirror,
+    HF_HUB_OFFLINE=1 forbids the network, HF_TOKEN opens gated repositories.
     """
     out = Output(json=json, quiet=quiet)
     if list_:
@@ -94,7 +94,7 @@ def download(
     from huggingface_hub.utils import logging
 
     from vlarl.assets import manifest
-    from vlarl.assets.download import check_space, plan, refuse_unreachable
+    from vlarl.assets.download_plan import check_space, plan, refuse_unreachable
 
     logging.set_verbosity_error()  # its warnings quote signed addresses
     for name in names:

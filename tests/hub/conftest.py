@@ -11,7 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from vlarl.assets import download, manifest
+from vlarl.assets import hub as client
+from vlarl.assets import manifest
 from vlarl.assets.manifest import Asset
 
 COMMIT = "c0ffee" * 6 + "c0ff"
@@ -201,7 +202,7 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(download, "_WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(client, "WAITS_S", (0.0, 0.0, 0.0))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")

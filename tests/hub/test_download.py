@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import constants
 
-from vlarl.assets import download as downloads
 from vlarl.assets import manifest, record, store
-from vlarl.assets.download import check_space, download, plan
+from vlarl.assets.download import download
+from vlarl.assets.download_plan import check_space, part_of, plan
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile, DownloadFailed, MissingError
 
 COMMIT = "c0ffee" * 6 + "c0ff"
@@ -158,7 +158,7 @@ def test_a_wrong_hash_is_fetched_again_once(duck, path):
 def test_a_part_with_rot_in_it_is_not_trusted(duck):
     made = plan("duck")
     file = next(f.hub for f in made.files if f.path == "model.safetensors")
-    part = downloads._part(made.folder.parent / ".duck.partial/model.safetensors", file)
+    part = part_of(made.folder.parent / ".duck.partial/model.safetensors", file)
     part.parent.mkdir(parents=True)
     part.write_bytes(bytes(30_000))
     assert contents(get()) == wanted(duck)

@@ -32,6 +32,9 @@ import vlarl
 from vlarl.assets.record import HubFile
 from vlarl.errors import DownloadFailed, MissingError, VlarlError
 
+WAITS_S = (1.0, 2.0, 4.0)
+"""Pauses before a failed request is sent again."""
+
 _TIMEOUT_S = 10
 _PASSING = (408, 429, 500, 502, 503, 504)
 

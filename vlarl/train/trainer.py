@@ -228,7 +228,7 @@ class Trainer:
                 protocol=protocol,
                 groups=self.parts.groups,
                 on_episode=self.counter("evaluate", len(plan[world.rank :: world.size])),
-                on_frames=lambda outcome: clips.append(self.clip(outcome)),
+                on_frames=lambda outcome: clips.append(Clip.of(outcome, self.parts.env_spec)),
                 should_stop=self.should_stop,
             )
         self.stop_together(not result.is_complete)
@@ -237,20 +237,6 @@ class Trainer:
             result.save(self.folder.eval / f"step_{step:06d}.json", overwrite=True)
             self.write_video([clip for part in shown for clip in part], step)
         return {**result.metrics(), **clock.seconds}
-
-    def clip(self, outcome: Outcome) -> Clip:
-        """A recorded episode, captioned."""
-        assert outcome.frames is not None
-        episode = outcome.episode
-        return Clip(
-            frames=outcome.frames.numpy(),
-            caption=f"{episode.task} #{episode.trial}",
-            success=outcome.success,
-            episode=episode.index,
-            total_reward=outcome.total_reward,
-            num_steps=outcome.num_steps,
-            steps_per_frame=self.parts.env_spec.video_every,
-        )
 
     def write_video(self, clips: list[Clip], step: int) -> None:
         """A grid of the recorded episodes; a failing encoder costs the video, not the run."""

@@ -144,52 +144,81 @@ def update(
         NonFiniteLoss: before the weights are touched by a NaN or infinite loss or gradient.
     """
     rows = Rows.of(rollout, credit)
-    params = [p for group in optimizer.param_groups for p in group["params"]]
     every, total = Means(), optim.epochs * optim.minibatches
     done = skipped = 0
-    for epoch in range(optim.epochs):
-        for index in rows.minibatches(optim.minibatches, seed, "minibatch", step, epoch):
-            if world.all_sum(torch.tensor(len(index))) == 0:
-                skipped += 1
-                continue
-            _set_lr(optimizer, optim, num_updates, step)
-            optimizer.zero_grad(set_to_none=True)
-            loss, means = backward(
-                policy,
-                algo,
-                algo_cfg,
-                rows,
-                index,
-                micro_batch=optim.micro_batch,
-                scale=float(optim.minibatches),
-                world=world,
-            )
-            reduce_gradients(params, world)
-            norm = clip_grad_norm(params, optim.grad_clip, world)
-            loss = world.all_sum(loss)
-            if not (torch.isfinite(loss) and torch.isfinite(norm)):
-                raise NonFiniteLoss(
-                    f"loss {loss.item():g} with gradient norm {norm.item():g} in iteration {step}, "
-                    f"optimizer step {num_updates}; weights are those before the step. "
-                    "Try a lower optim.lr, or resume from the last checkpoint with another seed"
-                )
-            optimizer.step()
-            num_updates += 1
-            done += 1
-            one = torch.ones((), device=norm.device)
-            means.add({"train/actor/grad_norm": (norm, one)})
-            every.merge(means)
-            if on_update is not None:
-                on_update(done + skipped, total)
-            if optim.target_kl is not None:
-                kl = means.reduce(world).get("train/actor/approx_kl", 0.0)
-                if kl > optim.target_kl:
-                    skipped = total - done
-                    break
-        if done + skipped >= total:
-            break
+    for index in _minibatches(rows, optim, seed, step):
+        if world.all_sum(torch.tensor(len(index))) == 0:
+            skipped += 1
+            continue
+        _set_lr(optimizer, optim, num_updates, step)
+        means = _take_step(
+            policy,
+            optimizer,
+            algo,
+            algo_cfg,
+            rows,
+            index,
+            optim,
+            world=world,
+            where=f"iteration {step}, optimizer step {num_updates}",
+        )
+        num_updates += 1
+        done += 1
+        every.merge(means)
+        if on_update is not None:
+            on_update(done + skipped, total)
+        if optim.target_kl is not None:
+            kl = means.reduce(world).get("train/actor/approx_kl", 0.0)
+            if kl > optim.target_kl:
+                skipped = total - done
+                break
     optimizer.zero_grad(set_to_none=True)
     return _summary(every.reduce(world), optimizer, done, skipped), num_updates
+
+
+def _minibatches(rows: Rows, optim: OptimSection, seed: int, step: int) -> Iterator[Tensor]:
+    """Index tensors of all optimizer steps of an iteration, pass by pass."""
+    for epoch in range(optim.epochs):
+        yield from rows.minibatches(optim.minibatches, seed, "minibatch", step, epoch)
+
+
+def _take_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    algo: Algorithm,
+    algo_cfg: Any,
+    rows: Rows,
+    index: Tensor,
+    optim: OptimSection,
+    *,
+    world: World,
+    where: str,
+) -> Means:
+    """One optimizer step on one minibatch; returns this rank's metrics. where: for the error."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.zero_grad(set_to_none=True)
+    loss, means = backward(
+        policy,
+        algo,
+        algo_cfg,
+        rows,
+        index,
+        micro_batch=optim.micro_batch,
+        scale=float(optim.minibatches),
+        world=world,
+    )
+    reduce_gradients(params, world)
+    norm = clip_grad_norm(params, optim.grad_clip, world)
+    loss = world.all_sum(loss)
+    if not (torch.isfinite(loss) and torch.isfinite(norm)):
+        raise NonFiniteLoss(
+            f"loss {loss.item():g} with gradient norm {norm.item():g} in {where}; weights are "
+            "those before the step. Try a lower optim.lr, or resume from the last checkpoint with "
+            "another seed"
+        )
+    optimizer.step()
+    means.add({"train/actor/grad_norm": (norm, torch.ones((), device=norm.device))})
+    return means
 
 
 def _summary(

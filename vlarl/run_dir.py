@@ -43,7 +43,9 @@ MANIFEST = "manifest.json"
 _FILES = ("env.json", "command.txt", "metrics.jsonl", "status.json", "config.json")
 _FOLDERS = ("logs", "ckpt", "eval", "video", "tensorboard", "wandb", "swanlog")
 
-Phase = Literal["starting", "rollout", "update", "evaluate", "save", "done", "failed"]
+Phase = Literal[
+    "starting", "rollout", "update", "evaluate", "save", "done", "interrupted", "failed"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +118,15 @@ def create(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunD
 
     A new or empty folder is filled with the sub-folders. A folder that is in use is refused unless
     `resume` (keeps everything) or `overwrite` (deletes the files and folders named in the layout
-    above, nothing else, and only from a folder with the config.json of a run). Raises ConfigError
-    otherwise, when another process is writing into the run, and when the folder cannot be made.
+    above, nothing else, and only from a folder with the config.json of a run, or a damaged one
+    beside the command.txt of a run). Raises ConfigError otherwise, when another process is writing
+    into the run, and when the folder cannot be made.
     """
     run = check(path, resume=resume, overwrite=overwrite)
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         with RunLock(run):
-            if overwrite and run.config.is_file():
+            if overwrite and _is_run(run):
                 _clear(run)
             for folder in (run.logs, run.ckpt, run.eval, run.video):
                 folder.mkdir(exist_ok=True)
@@ -162,12 +165,27 @@ def check(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunDi
 
 
 def _is_run(run: RunDir) -> bool:
-    """Whether config.json is a run's: checkpoints have a file of that name, too."""
+    """Whether config.json is a run's: checkpoints have a file of that name, too.
+
+    Where it is damaged, command.txt tells: nobody else writes command lines of ours there.
+    """
     try:
         content = json.loads(run.config.read_text(encoding="utf-8"))
+    except OSError:
+        return False
+    except ValueError:
+        content = None
+    is_ours = isinstance(content, dict) and {"config", "sources"} <= content.keys()
+    return is_ours or _was_started_by_us(run)
+
+
+def _was_started_by_us(run: RunDir) -> bool:
+    try:
+        with run.command.open(encoding="utf-8") as file:
+            words = shlex.split(file.readline())
     except (OSError, ValueError):
         return False
-    return isinstance(content, dict) and {"config", "sources"} <= content.keys()
+    return words[:2] == ["vlarl", "train"]
 
 
 def _progress(run: RunDir) -> str:
@@ -302,7 +320,8 @@ class Status:
     """What a live view shows besides the metrics.
 
     step: finished iterations. done of total: episodes in `rollout` and `evaluate`, optimizer steps
-    in `update`; 0 of 0 when unknown. updated: Unix time in seconds. message: why, when `failed`.
+    in `update`; 0 of 0 when unknown. updated: Unix time in seconds. message: why, when
+    `failed`.
     """
 
     phase: Phase

@@ -25,7 +25,7 @@ from vlarl.errors import VlarlError
 from vlarl.metrics import open_sinks
 from vlarl.noise import stream
 from vlarl.run_dir import RankExit, RunDir, Status
-from vlarl.signals import stop_on_signals
+from vlarl.signals import INTERRUPTED, stop_on_signals
 from vlarl.train.setup import resolve
 from vlarl.train.state import TrainState
 from vlarl.train.trainer import Stopped, Trainer
@@ -107,19 +107,21 @@ def _run_to_its_end(folder: RunDir, should_stop: Callable[[], bool]) -> int:
         log.error("%s", error)
         end = RankExit.of(rank, error)
     if end.code and rank == 0:
-        _publish_failure(folder, end)
+        _publish_end(folder, end)
     run_dir.write_exit(folder, end)
     if world is not None:
         world.close()
     return end.code
 
 
-def _publish_failure(folder: RunDir, end: RankExit) -> None:
+def _publish_end(folder: RunDir, end: RankExit) -> None:
     before = run_dir.read_status(folder)
     step, max_steps = (before.step, before.max_steps) if before else (0, 0)
-    run_dir.write_status(
-        folder, Status(phase="failed", step=step, max_steps=max_steps, message=end.message)
-    )
+    if end.code == INTERRUPTED:
+        status = Status(phase="interrupted", step=step, max_steps=max_steps)
+    else:
+        status = Status(phase="failed", step=step, max_steps=max_steps, message=end.message)
+    run_dir.write_status(folder, status)
 
 
 if __name__ == "__main__":

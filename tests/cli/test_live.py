@@ -122,6 +122,14 @@ def test_the_panel_starts_empty_and_shows_why_a_run_failed(run):
     assert "failed: loss is nan" in screen.getvalue()
 
 
+def test_the_panel_tells_interrupted_from_failed(run):
+    screen = io.StringIO()
+    run_dir.write_status(run, Status(phase="interrupted", step=3, max_steps=9))
+    live.PanelView(run, Console(file=screen, width=100, force_terminal=True)).close()
+    assert "step 3/9  interrupted" in screen.getvalue()
+    assert "failed" not in screen.getvalue()
+
+
 def test_status_file_is_plain_json(run):
     run_dir.write_status(run, Status(phase="save", step=1, max_steps=2))
     assert json.loads(run.status.read_text())["phase"] == "save"

@@ -70,6 +70,32 @@ def test_overwrite_refuses_a_folder_that_is_no_run(tmp_path):
     assert (tmp_path / "thesis.tex").exists()
 
 
+@pytest.mark.parametrize("content", [b'{"config": ', b"", b"\xff", b"[]", b"{}"])
+def test_overwrite_deletes_a_run_whose_config_is_damaged(tmp_path, content):
+    run = used(tmp_path / "run")
+    run_dir.append_command(run, ["vlarl", "train", "--preset", "x"])
+    run.config.write_bytes(content)
+    run_dir.create(run.path, overwrite=True)
+    assert not run.config.exists()
+    assert run_dir.checkpoints(run) == []
+
+
+@pytest.mark.parametrize("command", [None, b"make all\n", b"vlarl 'train\n", b"\xff\n", b""])
+def test_overwrite_refuses_a_damaged_config_that_nothing_says_is_ours(tmp_path, command):
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    if command is not None:
+        (tmp_path / "command.txt").write_bytes(command)
+    with pytest.raises(ConfigError, match="does not look like a run"):
+        run_dir.create(tmp_path, overwrite=True)
+    assert (tmp_path / "config.json").exists()
+
+
+def test_a_command_line_alone_makes_no_run(tmp_path):
+    (tmp_path / "command.txt").write_text("vlarl train --preset x\n")
+    with pytest.raises(ConfigError, match="does not look like a run"):
+        run_dir.create(tmp_path, overwrite=True)
+
+
 def test_a_file_and_two_contrary_flags_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):

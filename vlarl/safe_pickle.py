@@ -1,7 +1,7 @@
 """Reads `.npy` object arrays without running anybody's code. Torch-free.
 
 A pickle names functions and calls them; an unrestricted load of a stranger's file runs whatever it
-names. Here four names are known, and none of them is numpy's own function: stand-ins rebuild arrays
+names. Here five names are known, and none of them is the function itself: stand-ins rebuild arrays
 and scalars of plain types and check every size and type on the way. numpy's own would be unsafe
 even alone: a forged dtype makes it take bytes for object pointers.
 """
@@ -211,6 +211,13 @@ def _scalar(described: object, data: object) -> np.generic:
     return np.frombuffer(data, dtype)[0] if dtype.itemsize else dtype.type()
 
 
+def _encode(text: object, encoding: object) -> bytes:
+    """How pickles of protocol 2, such as `torch.save`'s, spell bytes."""
+    if not isinstance(text, str) or encoding != "latin1":
+        raise ValueError("bytes are spelled in latin1")
+    return text.encode("latin1")
+
+
 def _refuse(*args: object) -> NoReturn:
     raise ValueError("arrays are not built by their constructor")
 
@@ -220,6 +227,7 @@ _STAND_INS = {
     ("numpy.core.multiarray", "scalar"): _StandIn(_scalar),
     ("numpy", "ndarray"): _StandIn(_refuse),
     ("numpy", "dtype"): _StandIn(_Dtype),
+    ("_codecs", "encode"): _StandIn(_encode),
 }
 
 

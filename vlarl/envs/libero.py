@@ -86,8 +86,8 @@ class LiberoConfig(EnvSection):
     frame_size: Pixels = 256
     """Height and width of the policy's frames, pixels."""
     render_quality: Literal["full", "fast"] = "full"
-    """full: as the package renders, for published checkpoints. fast: no reflections, no
-    multisampling; cheaper without a GPU."""
+    """full: as the package renders, for published checkpoints. fast: no reflections or
+    multisampling, textures of at most 512 px; half the time and memory without a GPU."""
     video_size: Pixels = 256
     """Height and width of recorded video frames, pixels."""
     video_every: Annotated[Int, Field(ge=1)] = 2

@@ -67,6 +67,12 @@ class Install:
             )
         return found
 
+    def notes(self) -> list[str]:
+        """The warnings, and which config file of another LIBERO is of no effect here."""
+        other = Path("~/.libero/config.yaml").expanduser()
+        ignored = [f"{other} is another LIBERO's and not read"] if other.is_file() else []
+        return self.warnings() + (ignored if self.distribution.startswith(_PRO) else [])
+
     def facts(self) -> dict[str, str]:
         """What a result has to say about the simulator."""
         return {
@@ -82,7 +88,8 @@ def installed() -> Install:
     """The LIBERO that an `import libero` of this process would find; imports nothing of it.
 
     Raises:
-        ExtraMissing: LIBERO, robosuite or mujoco is not installed, or robosuite is too new.
+        ExtraMissing: LIBERO, robosuite or mujoco is not installed, or robosuite is too new, or two
+            distributions of LIBERO are installed over each other.
         CorruptFile: LIBERO's config file is not a YAML mapping.
     """
     spec = importlib.util.find_spec("libero")
@@ -102,9 +109,7 @@ def installed() -> Install:
     mujoco = _version("mujoco")
     if mujoco is None:
         raise ExtraMissing("mujoco is not installed", fix="pip install mujoco==3.3.0")
-    name, found = next(
-        ((d, v) for d in DISTRIBUTIONS if (v := _version(d)) is not None), ("source checkout", "")
-    )
+    name, found = _distribution()
     own = _own_folders(root)
     config = config_file(name)
     folders = own | (_overrides(config) if config.is_file() else {})
@@ -119,6 +124,18 @@ def installed() -> Install:
         config=config if config.is_file() else None,
         redirected=foreign[0] if foreign else None,
     )
+
+
+def _distribution() -> tuple[str, str]:
+    """Name and version of the distribution; of a folder on the path, "source checkout" and ""."""
+    found = [(name, number) for name in DISTRIBUTIONS if (number := _version(name)) is not None]
+    if len(found) > 1:
+        names = [name for name, _ in found]
+        raise ExtraMissing(
+            f"{' and '.join(names)} are installed, and overwrite each other's files",
+            fix=f"pip uninstall -y {' '.join(names)}; {FIX}",
+        )
+    return found[0] if found else ("source checkout", "")
 
 
 def config_file(distribution: str) -> Path:

@@ -50,6 +50,7 @@ _OBSERVED = 23
 """Index of the physics step in which robosuite samples: its observables wait for a 50 ms period
 that began with the two forced updates of reset and set state, 4 ms before the first action."""
 _COLLISION_GROUP = 0
+_FAST_TEXTURE = 512
 _ROBOSUITE_LOG = "robosuite_logs"
 
 
@@ -282,6 +283,7 @@ class LiberoSim:
                 quality=self._config.quality,
                 max_size=self._config.max_size,
                 hidden_group=_COLLISION_GROUP,
+                max_texture=_FAST_TEXTURE if self._config.quality == "fast" else None,
             ),
         )
         loaded.after_reset = self._capture(loaded, seen=False)

@@ -23,7 +23,7 @@ class ModelView:
     quality "full" is the model's own settings; "fast" turns off shadows, reflections and
     multisampling. Frames of any size up to `max_size` (height, width) come from one buffer, so a
     frame never depends on which other sizes were asked for. hidden_group: geom group that is not
-    drawn.
+    drawn. max_texture: larger textures of flat images are scaled down to at most so many pixels.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class ModelView:
         quality: Quality,
         max_size: tuple[int, int],
         hidden_group: int | None = None,
+        max_texture: int | None = None,
     ) -> None:
         self._model = model
         model.vis.global_.offheight, model.vis.global_.offwidth = max_size
@@ -48,6 +49,8 @@ class ModelView:
         self._perturb = mujoco.MjvPerturb()
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        if max_texture is not None:
+            _shrink_textures(model, max_texture)
         _share_context(max_size)
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
 
@@ -74,6 +77,29 @@ class ModelView:
     def close(self) -> None:
         """Free what the model holds on the graphics side."""
         self._context.free()
+
+
+def _shrink_textures(model: mujoco.MjModel, limit: int) -> None:
+    """Replace the model's larger flat textures by means of blocks, in place.
+
+    Uploaded, a 4096 px texture takes 90 MB. Cube maps are left alone.
+    """
+    for i in range(model.ntex):
+        height, width = int(model.tex_height[i]), int(model.tex_width[i])
+        factor = -(-max(height, width) // limit)
+        if factor == 1 or model.tex_type[i] != mujoco.mjtTexture.mjTEXTURE_2D:
+            continue
+        start, channels = int(model.tex_adr[i]), int(model.tex_nchannel[i])
+        image = model.tex_data[start : start + height * width * channels]
+        image = image.reshape(height, width, channels)
+        height, width = height // factor, width // factor
+        blocks = image[: height * factor, : width * factor].reshape(
+            height, factor, width, factor, channels
+        )
+        model.tex_data[start : start + height * width * channels] = (
+            blocks.mean((1, 3)).round().astype(np.uint8).reshape(-1)
+        )
+        model.tex_height[i], model.tex_width[i] = height, width
 
 
 _context = None

@@ -303,7 +303,7 @@ def _report(output: Output, home: RunDir) -> None:
         found = comparison.compare(load(results[0]), load(results[-1]))
         data["comparison"] = found.document()
         lines += _before_after(found)
-    videos = sorted(home.video.glob("*.mp4"))
+    videos = sorted(home.video.glob("[!.]*.mp4"))
     data["video"] = str(videos[-1]) if videos else None
     lines += [f"video: {videos[-1]}"] if videos else []
     latest = run_dir.latest_checkpoint(home)

@@ -60,7 +60,9 @@ def find_result(source: Path) -> Path:
         return source
     if not source.exists():
         raise AssetMissing(f"there is no run or result file {source}", fix=f"vlarl eval {source}")
-    found = sorted(RunDir(source).eval.glob("*.json"), key=lambda p: (p.stat().st_mtime, p.name))
+    # Hidden ones are drafts of a result that is being written.
+    written = RunDir(source).eval.glob("[!.]*.json")
+    found = sorted(written, key=lambda p: (p.stat().st_mtime, p.name))
     if not found:
         raise ConfigError(
             f"{source} has no evaluation results (eval/*.json); make one with `vlarl eval {source}`"

@@ -38,13 +38,19 @@ _SELFTEST_XML = """
 """
 
 
+_chosen: dict[str, str] = {}
+"""Backend that this process has put into MUJOCO_GL -> why."""
+
+
 def choose_backend() -> tuple[str, str]:
-    """Set MUJOCO_GL if it is not set, and return (backend, reason).
+    """Set MUJOCO_GL if it is not set, and return (backend, reason); the same ones when asked again.
 
     Call before the first `import mujoco` of the process; processes it starts inherit the choice.
     Raises DeviceMissing, with the command that installs a driver, when there is none.
     """
     given = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if given in _chosen:
+        return given, _chosen[given]
     if given in _OFF:
         raise DeviceMissing(
             f"MUJOCO_GL={given} turns rendering off, and policies need frames",
@@ -58,14 +64,18 @@ def choose_backend() -> tuple[str, str]:
         return "", f"the platform's own driver on {sys.platform}"
     egl_problem = _egl_problem()
     if egl_problem is None:
-        os.environ["MUJOCO_GL"] = "egl"
-        return "egl", "an EGL device initialises"
+        return _set("egl", "an EGL device initialises")
     if ctypes.util.find_library("OSMesa") is not None:
-        os.environ["MUJOCO_GL"] = "osmesa"
-        return "osmesa", f"{egl_problem}; OSMesa is installed"
+        return _set("osmesa", f"{egl_problem}; OSMesa is installed")
     raise DeviceMissing(
         f"no OpenGL driver to render with: {egl_problem}; OSMesa is not installed", fix=FIX
     )
+
+
+def _set(backend: str, reason: str) -> tuple[str, str]:
+    os.environ["MUJOCO_GL"] = backend
+    _chosen[backend] = reason
+    return backend, reason
 
 
 def _check_given(given: str) -> None:

@@ -9,9 +9,10 @@ from vlarl.errors import DeviceMissing
 
 @pytest.fixture(autouse=True)
 def _no_choice_yet(monkeypatch):
-    """The choice is kept in the environment; let none leak in or out."""
+    """The choice is kept in the environment and the module; let none leak in or out."""
     monkeypatch.setenv("MUJOCO_GL", "x")
     monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setattr(gl, "_chosen", {})
     monkeypatch.setattr(gl.sys, "platform", "linux")
 
 
@@ -27,6 +28,14 @@ def test_egl_comes_first(monkeypatch, osmesa):
     drivers(monkeypatch, egl=True, osmesa=osmesa)
     assert gl.choose_backend()[0] == "egl"
     assert gl.os.environ["MUJOCO_GL"] == "egl"
+
+
+@pytest.mark.parametrize("egl", [True, False])
+def test_the_reason_of_a_choice_is_remembered(monkeypatch, egl):
+    drivers(monkeypatch, egl=egl, osmesa=True)
+    first = gl.choose_backend()
+    assert "MUJOCO_GL" not in first[1]
+    assert gl.choose_backend() == first
 
 
 def test_osmesa_comes_second_and_says_why(monkeypatch):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vlarl.episode import Episode
+from vlarl.errors import RunFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,19 @@ class PolicyEval:
     logprob: Tensor
     entropy: Tensor
     value: Tensor | None
+
+
+def require_finite(action: Tensor, episodes: Sequence[Episode]) -> None:
+    """Raise RunFailed, naming the episode, unless all actions are finite; for `VecEnv.send`.
+
+    action: [n, C, A]. episodes: the n episodes they are for.
+    """
+    bad = (~action.isfinite()).flatten(1).any(dim=1).tolist()
+    if True in bad:
+        raise RunFailed(
+            f"the policy emitted non-finite actions in {episodes[bad.index(True)]}; its weights or "
+            "its input are not finite either"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

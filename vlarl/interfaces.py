@@ -45,7 +45,8 @@ class VecEnv(Protocol):
     def send(self, slots: Sequence[int], action: Tensor) -> None:
         """Play action[i] in slots[i].
 
-        action: [n, C, A] float32, canonical units, on the CPU or the env's device.
+        action: [n, C, A] float32, canonical units, on the CPU or the env's device. Raises
+        RunFailed, before any slot has moved, when one is not finite (vlarl.batch.require_finite).
         """
         ...
 

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlarl.batch import EnvStep, Observation
+from vlarl.batch import EnvStep, Observation, require_finite
 from vlarl.envs.chunked import Demonstration, PlayConfig, Played
 from vlarl.envs.subproc import SubprocPool
 from vlarl.episode import Episode
-from vlarl.errors import RunFailed
 from vlarl.specs import EnvSpec
 from vlarl.trajectories import Trajectory
 
@@ -70,11 +69,7 @@ class SimulatorEnv:
         """Play action[i] ([n, C, A] float32) in slots[i]."""
         chunks = action.detach().cpu().numpy()
         assert chunks.shape[0] == len(slots), (chunks.shape, slots)
-        if not np.isfinite(chunks).all():
-            row = int(np.flatnonzero(~np.isfinite(chunks).all(axis=(1, 2)))[0])
-            raise RunFailed(
-                f"the policy emitted non-finite actions in {self._episodes[slots[row]]}"
-            )
+        require_finite(action, [self._episodes[slot] for slot in slots])
         self._chunk = chunks.shape[1]
         for slot, chunk in zip(slots, chunks.astype(np.float32), strict=True):
             self._history[slot].append(chunk)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vlarl.batch import EnvStep, Observation
 from vlarl.episode import Episode
+from vlarl.errors import RunFailed
 from vlarl.interfaces import VecEnv
 from vlarl.noise import stream
 from vlarl.specs import EnvSpec
@@ -25,7 +26,8 @@ def check_env(make: Callable[[int], VecEnv], episodes: Sequence[Episode], *, chu
 
     Shapes, dtypes and the honesty of the spec; an episode depends on (task, trial) and its actions
     alone, not on slot, neighbours or earlier episodes; parking after the end; the horizon; clipping
-    and its count; recorded frames; tensors that later messages leave alone; closing twice.
+    and its count; refusal of actions that are not finite; recorded frames; tensors that later
+    messages leave alone; closing twice.
     """
     first, second = episodes[0], episodes[1]
     require(
@@ -51,6 +53,7 @@ def check_env(make: Callable[[int], VecEnv], episodes: Sequence[Episode], *, chu
             after[2].num_frames > 0, "no frames were recorded of an episode that asked for them"
         )
         _check_clipping(env, first, chunk)
+        _check_refusal(env, first, chunk)
     finally:
         env.close()
         env.close()
@@ -212,3 +215,38 @@ def _check_clipping(env: VecEnv, episode: Episode, chunk: int) -> None:
     require(got == executed, f"{executed} actions out of bounds were executed, {got} counted")
     same = torch.equal(at.obs.state, over.obs.state) and torch.equal(at.reward, over.reward)
     require(same, "an action out of bounds does not act like the bound")
+
+
+def _check_refusal(env: VecEnv, episode: Episode, chunk: int) -> None:
+    """Actions that are not finite are refused before anything moves: the episode can go on."""
+    low, high = env.spec.action.low, env.spec.action.high
+    # Small, so that what a refused action did does not end at a wall.
+    gentle = torch.full((1, chunk, env.spec.action.dims), (low + high) / 2 + (high - low) / 20)
+    answers = []
+    for bad in (None, float("nan"), float("inf")):
+        env.reset([1], [episode])
+        env.recv(1, [1])
+        if bad is not None:
+            broken = gentle.clone()
+            broken[0, -1, -1] = bad
+            try:
+                env.send([1], broken)
+            except RunFailed:
+                pass
+            else:
+                require(False, f"send takes the action {bad}, expected RunFailed")
+        env.send([1], gentle)
+        answers.append(env.recv(1, [1])[1])
+    require(
+        all(_same_answer(answers[0], answer) for answer in answers[1:]),
+        "a refused action has moved the episode",
+    )
+
+
+def _same_answer(a: EnvStep, b: EnvStep) -> bool:
+    """Whether reward, flags and, unless the episode has ended, the observation are the same."""
+    pairs = [(getattr(a, n), getattr(b, n)) for n in ("reward", "terminated", "truncated")]
+    if not bool(a.done.any()):
+        pairs += [(a.obs.state, b.obs.state)]
+        pairs += [(image, b.obs.images[name]) for name, image in a.obs.images.items()]
+    return all(torch.equal(x, y) for x, y in pairs)

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vlarl.batch import EnvStep, Observation
+from vlarl.batch import EnvStep, Observation, require_finite
 from vlarl.config.schema import EnvSection, Int
 from vlarl.episode import Episode
 from vlarl.specs import ActionSpec, EnvSpec
@@ -43,8 +43,7 @@ class ReachEnv:
 
     The hand starts in the middle and moves by 0.1 arena widths per action; coming within 0.15 of
     the goal terminates with reward 1. Trials are goals on the left or right half of a circle. In
-    the image the hand is red and the goal green. An action that is not finite makes the episode
-    diverge.
+    the image the hand is red and the goal green. It never diverges.
     """
 
     def __init__(
@@ -80,6 +79,7 @@ class ReachEnv:
         """Take one chunk of actions per slot."""
         shape = (len(slots), self._chunk, 2)
         assert action.shape == shape, f"got actions {tuple(action.shape)}, expected {shape}"
+        require_finite(action, [e for slot in slots if (e := self._episode[slot]) is not None])
         for slot, chunk in zip(slots, action.to(self._device), strict=True):
             assert slot not in self._under_way, f"slot {slot} has a message under way"
             assert not self._over[slot], f"the episode in slot {slot} is over; reset it first"
@@ -106,22 +106,19 @@ class ReachEnv:
         terminated = torch.zeros(n, self._chunk, dtype=torch.bool, device=self._device)
         truncated = terminated.clone()
         clipped = torch.zeros(n, dtype=torch.int32, device=self._device)
-        parked, diverged = first.clone(), torch.zeros_like(first)
+        parked = first.clone()
         film = _Film([self._episode[slot] for slot in slots])
         film.shoot(self._draw(hand, goal) if film.wanted else None, first)
         for c in range(self._chunk):
-            bad = ~parked & ~action[:, c].isfinite().all(dim=1)
-            within = action[:, c].nan_to_num().clamp(low, high)
-            moves = ~parked & ~bad
+            within, moves = action[:, c].clamp(low, high), ~parked
             hand = torch.where(moves[:, None], (hand + _SPEED * within).clamp(0, 1), hand)
-            step = step + (~parked).long()
+            step = step + moves.long()
             clipped += (moves & (within != action[:, c]).any(dim=1)).int()
             terminated[:, c] = moves & ((hand - goal).norm(dim=1) < _RADIUS)
             out_of_time = step >= self._max_steps
-            truncated[:, c] = ~parked & ~terminated[:, c] & (out_of_time | bad)
+            truncated[:, c] = moves & ~terminated[:, c] & out_of_time
             reward[:, c] = terminated[:, c].float()
-            diverged |= bad
-            film.shoot(self._draw(hand, goal) if film.wanted else None, ~parked)
+            film.shoot(self._draw(hand, goal) if film.wanted else None, moves)
             parked = parked | terminated[:, c] | truncated[:, c]
         self._hand[index], self._step[index] = hand, step
         done = (terminated | truncated).any(dim=1).tolist()
@@ -134,7 +131,7 @@ class ReachEnv:
             truncated=truncated,
             first=first,
             num_clipped=clipped,
-            diverged=diverged,
+            diverged=torch.zeros_like(first),
             frames=film.frames(),
         )
 

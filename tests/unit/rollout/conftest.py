@@ -1,5 +1,7 @@
 """Toys whose every step can be worked out by hand, and toys that count."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -58,6 +60,28 @@ class Straggler(ReachEnv):
             order = torch.randperm(len(self._under_way), generator=self.random)
             among = [sorted(self._under_way)[i] for i in order[:min_slots]]
         return super().recv(min_slots, among)
+
+
+class Unstable(ReachEnv):
+    """Its physics break down at the first action of every episode."""
+
+    def recv(self, min_slots, among=None):
+        slots, step = super().recv(min_slots, among)
+        broken = ~step.first
+        for slot, over in zip(slots, broken.tolist(), strict=True):
+            self._over[slot] |= over
+        truncated = torch.zeros_like(step.truncated)
+        truncated[broken, 0] = True
+        none = torch.zeros_like(truncated)
+        return slots, replace(
+            step, reward=none.float(), terminated=none, truncated=truncated, diverged=broken
+        )
+
+
+@pytest.fixture
+def unstable():
+    """An env with two slots in which every episode diverges at once."""
+    return Unstable(ReachConfig(chunk=2), num_slots=2)
 
 
 @pytest.fixture

@@ -57,8 +57,8 @@ def test_the_advantage_of_that_rollout_by_hand(gather, walker):
     torch.testing.assert_close(advantage[:, 1:], expected)
 
 
-def test_a_diverged_episode_is_cut_without_a_value(gather, walker):
-    rollout = gather([RIGHT, LEFT], policy=walker(float("nan"), 0.0))
+def test_a_diverged_episode_is_cut_without_a_value(gather, walker, unstable):
+    rollout = gather([RIGHT, LEFT], policy=walker(1.0, 0.0), env=unstable)
     assert rollout.diverged.tolist() == [True, True]
     assert rollout.truncated.nonzero().tolist() == [[0, 0, 0], [0, 1, 0]]
     assert rollout.valid.nonzero().tolist() == [[0, 0, 0], [0, 1, 0]]

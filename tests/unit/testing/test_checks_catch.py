@@ -172,6 +172,29 @@ def test_a_broken_env_is_caught(mistake, message):
         check_env(lambda num_slots: Env(mistake), EPISODES, chunk=8)
 
 
+class TakesAnything(ReachEnv):
+    def send(self, slots, action):
+        super().send(slots, action.nan_to_num(0.0))
+
+
+class MovesBeforeItRefuses(ReachEnv):
+    def send(self, slots, action):
+        self._hand[slots] -= 0.05
+        super().send(slots, action)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (TakesAnything, "send takes the action nan, expected RunFailed"),
+        (MovesBeforeItRefuses, "a refused action has moved the episode"),
+    ],
+)
+def test_an_env_that_takes_non_finite_actions_is_caught(env, message):
+    with pytest.raises(ContractBroken, match=message):
+        check_env(lambda num_slots: env(ReachConfig(), num_slots=num_slots), EPISODES, chunk=8)
+
+
 def test_an_env_that_overruns_its_horizon_is_caught():
     def make(num_slots):
         env = ReachEnv(ReachConfig(max_steps=20), num_slots=num_slots)

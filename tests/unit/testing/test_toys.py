@@ -8,6 +8,7 @@ import torch
 from vlarl.algos import grpo
 from vlarl.batch import Observation
 from vlarl.episode import Episode
+from vlarl.errors import RunFailed
 from vlarl.noise import stream
 from vlarl.rollout.collect import collect
 from vlarl.rollout.plan import train_plan
@@ -69,15 +70,14 @@ def test_slots_do_not_touch_each_other():
     assert step.done.tolist() == [True, False]
 
 
-def test_a_non_finite_action_diverges_without_reward():
+def test_a_non_finite_action_is_refused_and_the_episode_goes_on():
     env = start(RIGHT)
     action = chunk_of(1.0, 0.0).clone()
     action[0, 1, 0] = float("nan")
-    env.send([0], action)
-    _, step = env.recv(1)
-    assert step.diverged.tolist() == [True]
-    assert step.truncated[0].nonzero().flatten().tolist() == [1]
-    assert not step.reward.any()
+    with pytest.raises(RunFailed, match=r"non-finite actions in .*trial=8"):
+        env.send([0], action)
+    env.send([0], chunk_of(1.0, 0.0))
+    assert env.recv(1)[1].terminated.any()
 
 
 def test_recording_shows_the_start_and_every_executed_action():

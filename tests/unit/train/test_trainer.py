@@ -205,6 +205,20 @@ def test_the_last_evaluation_is_filmed_and_a_failing_encoder_costs_only_the_vide
     assert_same_run(folder, other)
 
 
+def test_every_iteration_has_noise_of_its_own(train, toy_run, monkeypatch):
+    paths = []
+
+    def collect(*args, noise, **given):
+        paths.append(noise)
+        return trainer_collect(*args, noise=noise, **given)
+
+    trainer_collect = trainer.collect
+    monkeypatch.setattr(trainer, "collect", collect)
+    for seed in (0, 1):
+        train(toy_run(f"seed={seed}", "max_steps=3", "eval.ends=false"))
+    assert len(set(paths)) == 6
+
+
 # --- stopping and continuing ---------------------------------------------------------------------
 
 

@@ -177,10 +177,11 @@ def test_ranks_with_unequal_shares_do_the_same_number_of_forwards(judged, world,
     rows = Rows.of(it.rollout, it.credit)
     alone_loss, alone_grad, alone_metrics = measured(it, world, micro_batch=4, rows=rows)
     cuts = (rows.index[:3], rows.index[3:])
+    policies = [it.policy(), it.policy()]  # here, since threads share torch's random numbers
 
     def work(rank_world):
-        share = replace(rows, index=cuts[rank_world.rank])
-        return measured(it, rank_world, micro_batch=4, rows=share)
+        share, policy = replace(rows, index=cuts[rank_world.rank]), policies[rank_world.rank]
+        return measured(it, rank_world, micro_batch=4, rows=share, policy=policy)
 
     (loss0, grad0, metrics0), (loss1, grad1, metrics1) = ranks(2, work)
     torch.testing.assert_close(loss0 + loss1, alone_loss, atol=1e-6, rtol=0)
@@ -192,10 +193,13 @@ def test_a_rank_without_rows_takes_part_with_weight_zero(judged, ranks):
     it = judged()
     rows = Rows.of(it.rollout, it.credit)
     cuts = (rows.index, rows.index[:0])
-    results = ranks(
-        2,
-        lambda w: measured(it, w, micro_batch=8, rows=replace(rows, index=cuts[w.rank])),
-    )
+    policies = [it.policy(), it.policy()]
+
+    def work(w):
+        share, policy = replace(rows, index=cuts[w.rank]), policies[w.rank]
+        return measured(it, w, micro_batch=8, rows=share, policy=policy)
+
+    results = ranks(2, work)
     assert results[1][0] == 0
     assert not results[1][1].any()
 

@@ -243,7 +243,9 @@ def _prepare(asked: Asked) -> tuple[Prepared, Subject]:
         ),
         out=lambda subject, env: asked.out or _default_out(subject, asked.suite or env),
     )
-    return prepare(job), subject
+    prepared = prepare(job)
+    prepared.policy_module.check(job.policy, needs_value=False, train=False)
+    return prepared, subject
 
 
 def _default_out(subject: Subject, suite: str) -> Path:

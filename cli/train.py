@@ -217,7 +217,8 @@ def _check(run: RunConfig, num_ranks: int) -> None:
     from vlarl import metrics
     from vlarl.train.setup import resolve
 
-    resolve(run)
+    parts = resolve(run)
+    parts.policy_module.check(run.policy, needs_value=parts.algo.needs_value, train=True)
     metrics.require(run.log)
     groups = run.rollout.episodes // run.algo.episodes_multiple
     if groups < num_ranks:

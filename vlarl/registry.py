@@ -12,7 +12,9 @@ A plug-in module offers:
              may be empty), and, where there is a scripted expert,
              `demonstrate(cfg, episodes, *, noise_std, seed) -> Iterator[Trajectory]`
   policy     `Config` (a PolicySection), `spec(cfg) -> PolicySpec` (reads small files only) and
-             `load(cfg, *, device, needs_value, train) -> Policy` and `recognises(folder) -> bool`
+             `load(cfg, *, device, needs_value, train) -> Policy`, `check(cfg, *, needs_value,
+             train)` (raises what `load` would, from headers alone where weights are large) and
+             `recognises(folder) -> bool`
   algorithm  `Config` (an AlgoSection) and `ALGORITHM`
 Third parties register with entry points in the groups vlarl.envs, vlarl.policies and vlarl.algos.
 """

@@ -125,3 +125,10 @@ def test_a_name_that_is_no_word_is_explained_in_words(train):
     assert "name: a run's name is one word" in said
     assert "got 'a/b'" in said
     assert "pattern" not in said
+
+
+def test_a_truncated_checkpoint_is_named_before_anything_starts(train):
+    path = Path("toy/model.safetensors")
+    path.write_bytes(path.read_bytes()[:-10])
+    assert "model.safetensors" in train("--dry-run", code=1)
+    assert not Path("runs").exists()

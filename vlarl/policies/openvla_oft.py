@@ -33,6 +33,8 @@ from vlarl.models.openvla_oft.config import (
     read_statistics,
     resolve_key,
 )
+from vlarl.models.openvla_oft.processing import Prompts, read_normalisation
+from vlarl.models.value_head import ValueHead
 from vlarl.specs import PolicySpec
 
 if TYPE_CHECKING:
@@ -188,6 +190,27 @@ def recognises(folder: Path) -> bool:
     """Whether a folder looks like an OpenVLA checkpoint."""
     config = folder / "config.json"
     return config.is_file() and read_json(config).get("model_type") == "openvla"
+
+
+def check(cfg: OftConfig, *, needs_value: bool, train: bool = True) -> None:
+    """Find what `load` would refuse, without building the network: by small files and headers.
+
+    Raises as `load` does.
+    """
+    folder = store.resolve(cfg.checkpoint)
+    has_l1_head(folder, train=train)
+    config = read_net_config(folder)
+    checkpoint.check_weights(config, folder)
+    Prompts.from_folder(folder)
+    read_normalisation(folder, config.image_size)
+    path = folder / checkpoint.VALUE_HEAD
+    if needs_value and path.exists():
+        width = spec(cfg, needs_value=True).value_width
+        with torch.device("meta"):
+            head = ValueHead(config.hidden_size, width)
+        stored = checkpoint.header(path)
+        got = {name.removeprefix("value_head."): shape for name, shape in stored.items()}
+        checkpoint.check_head(head, got, path)
 
 
 def load(

@@ -169,6 +169,11 @@ def load(
     return policy
 
 
+def check(cfg: FlowConfig, *, needs_value: bool, train: bool = True) -> None:
+    """Raise what `load` would; a toy is so small that it is simply loaded."""
+    load(cfg, device="cpu", needs_value=needs_value, train=train)
+
+
 def recognises(folder: Path) -> bool:
     """Never: the toys are for tests, and their files carry no mark."""
     return False

@@ -9,13 +9,14 @@ from typing import Annotated, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vlarl.atomic import new_file
 from vlarl.batch import Observation
 from vlarl.config.schema import Int, PolicySection
-from vlarl.errors import AssetMissing
+from vlarl.errors import AssetMissing, CorruptFile
 from vlarl.specs import ActionSpec, PolicySpec
 
 _POOLED = 8  # pixels per side that the network sees
@@ -77,13 +78,17 @@ def write(folder: Path, state: Mapping[str, Tensor]) -> None:
 def read(module: nn.Module, cfg: ToySection) -> None:
     """Load the weights of cfg.checkpoint, unless it is "random".
 
-    A value head without weights in the file keeps its fresh ones. Raises AssetMissing.
+    A value head without weights in the file keeps its fresh ones. Raises AssetMissing, CorruptFile.
     """
     if cfg.checkpoint == "random":
         return
     file = Path(cfg.checkpoint) / "model.safetensors"
     if not file.is_file():
         raise AssetMissing(f"policy.checkpoint: no file {file}", fix="policy.checkpoint=random")
-    missing, unexpected = module.load_state_dict(load_file(file), strict=False)
+    try:
+        state = load_file(file)
+    except SafetensorError as error:
+        raise CorruptFile(f"{file} is truncated or no safetensors file ({error})") from None
+    missing, unexpected = module.load_state_dict(state, strict=False)
     critic = [name for name in (*missing, *unexpected) if name.startswith("critic.")]
     assert len(critic) == len(missing) + len(unexpected), (missing, unexpected)

@@ -19,6 +19,10 @@ def spec(cfg, *, needs_value=False):
     return token_policy.spec(cfg, needs_value=needs_value)
 
 
+def check(cfg, *, needs_value, train):
+    token_policy.check(cfg, needs_value=needs_value, train=train)
+
+
 def load(cfg, *, device, needs_value, train):
     assert not train
     assert not needs_value

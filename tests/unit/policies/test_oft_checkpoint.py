@@ -13,7 +13,7 @@ from vlarl.models.openvla_oft.config import read_net_config
 from vlarl.models.openvla_oft.layout import LM_HEAD, dead_tensors
 from vlarl.models.openvla_oft.net import L1Head
 from vlarl.models.value_head import ValueHead
-from vlarl.policies.openvla_oft import LoraSection, OftConfig, load, spec
+from vlarl.policies.openvla_oft import LoraSection, OftConfig, check, load, spec
 
 CPU = torch.device("cpu")
 
@@ -224,65 +224,89 @@ def test_a_value_head_of_another_width_is_refused(tiny_folder, tmp_path):
 # ------------------------------------------------------------------ broken checkpoints
 
 
-def test_a_missing_tensor_is_named(copy):
+@pytest.fixture(params=["check", "load"])
+def judge(request):
+    """judge(folder): by headers alone, or by loading; both have to refuse alike."""
+
+    def by_headers(folder, *, needs_value=False, train=True):
+        check(OftConfig(checkpoint=str(folder)), needs_value=needs_value, train=train)
+
+    return by_headers if request.param == "check" else fresh
+
+
+def test_a_whole_checkpoint_passes(tiny_folder, judge):
+    judge(tiny_folder)
+    judge(tiny_folder, needs_value=True)
+
+
+def test_a_value_head_of_another_width_is_named(copy, judge):
+    head = ValueHead(read_net_config(copy).hidden_size, 3)
+    state = {f"value_head.{name}": t for name, t in head.state_dict().items()}
+    save_file(state, copy / checkpoint.VALUE_HEAD)
+    judge(copy)
+    with pytest.raises(CorruptFile, match=r"value_head\.safetensors does not fit .*mlp\.4\.weight"):
+        judge(copy, needs_value=True)
+
+
+def test_a_missing_tensor_is_named(copy, judge):
     name = "projector.fc1.bias"
     index = json.loads((copy / checkpoint.INDEX).read_text())
     del index["weight_map"][name]
     (copy / checkpoint.INDEX).write_text(json.dumps(index))
     with pytest.raises(CorruptFile, match=r"1 missing: projector\.fc1\.bias"):
-        fresh(copy)
+        judge(copy)
 
 
-def test_a_missing_dead_tensor_is_named(copy):
+def test_a_missing_dead_tensor_is_named(copy, judge):
     name = "vision_backbone.featurizer.norm.weight"
     index = json.loads((copy / checkpoint.INDEX).read_text())
     del index["weight_map"][name]
     (copy / checkpoint.INDEX).write_text(json.dumps(index))
     with pytest.raises(CorruptFile, match=name):
-        fresh(copy)
+        judge(copy)
 
 
-def test_an_extra_tensor_is_named(copy):
+def test_an_extra_tensor_is_named(copy, judge):
     index = json.loads((copy / checkpoint.INDEX).read_text())
     index["weight_map"]["who.knows"] = next(iter(index["weight_map"].values()))
     (copy / checkpoint.INDEX).write_text(json.dumps(index))
     with pytest.raises(CorruptFile, match=r"1 unknown: who\.knows"):
-        fresh(copy)
+        judge(copy)
 
 
-def test_an_index_that_lies_is_found(copy):
+def test_an_index_that_lies_is_found(copy, judge):
     name = "projector.fc1.bias"
     rewrite(copy, name, lambda tensors: tensors.pop(name))
     with pytest.raises(CorruptFile, match=r"no tensor 'projector\.fc1\.bias'"):
-        fresh(copy)
+        judge(copy)
 
 
 @pytest.mark.parametrize("name", ["projector.fc1.bias", LM_HEAD])
-def test_a_wrong_shape_is_named(copy, name):
+def test_a_wrong_shape_is_named(copy, name, judge):
     rewrite(copy, name, lambda tensors: tensors.update({name: torch.zeros(3)}))
     with pytest.raises(CorruptFile, match=rf"wrong shapes .*{name} \[3\], expected"):
-        fresh(copy)
+        judge(copy)
 
 
-def test_a_truncated_shard_is_named(copy):
+def test_a_truncated_shard_is_named(copy, judge):
     path = sorted(copy.glob("model-*.safetensors"))[1]
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CorruptFile, match=rf"{path.name} \(\d+ bytes\) is truncated"):
-        fresh(copy)
+        judge(copy)
 
 
-def test_a_missing_shard_is_named(copy):
+def test_a_missing_shard_is_named(copy, judge):
     path = sorted(copy.glob("model-*.safetensors"))[1]
     path.unlink()
     with pytest.raises(CorruptFile, match=path.name):
-        fresh(copy)
+        judge(copy)
 
 
-def test_no_weights_at_all(copy):
+def test_no_weights_at_all(copy, judge):
     for path in copy.glob("model*"):
         path.unlink()
     with pytest.raises(AssetMissing, match="no model") as caught:
-        fresh(copy)
+        judge(copy)
     assert caught.value.fix == f"hf download OWNER/copy --local-dir {copy}"
 
 

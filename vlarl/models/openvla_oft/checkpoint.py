@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile, RunFailed
-from vlarl.models.openvla_oft.config import NUM_BINS, download, read_json
-from vlarl.models.openvla_oft.layout import ACTION_ROWS, LM_HEAD, stored_tensors
+from vlarl.models.openvla_oft.config import NUM_BINS, NetConfig, download, read_json
+from vlarl.models.openvla_oft.layout import ACTION_ROWS, LM_HEAD, Shapes, stored_tensors
 
 if TYPE_CHECKING:  # its libraries take seconds to import, and headers are read without it
     from vlarl.models.openvla_oft.net import OftNet
@@ -83,38 +83,52 @@ def check_names(expected: Mapping[str, Any], found: Mapping[str, Any], folder: P
         )
 
 
+def header(path: Path) -> Shapes:
+    """Name -> shape of all tensors of a safetensors file; reads none. Raises CorruptFile."""
+    with open_safetensors(path) as file:
+        names = file.keys()
+        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+
+
+def check_weights(config: NetConfig, folder: Path) -> dict[str, str]:
+    """Compare the names and shapes in all files with what config.json asks for; the weight map.
+
+    Reads headers only, which also finds truncated files. Raises CorruptFile.
+    """
+    expected, files = stored_tensors(config), weight_map(folder)
+    check_names(expected, files, folder)
+    wrong: list[str] = []
+    for file_name in sorted(set(files.values())):
+        stored = header(folder / file_name)
+        for name in (n for n, f in files.items() if f == file_name and n in expected):
+            if name not in stored:
+                raise CorruptFile(
+                    f"{folder / file_name}: no tensor '{name}', though {INDEX} says so"
+                )
+            if stored[name] != expected[name]:
+                wrong.append(f"{name} {list(stored[name])}, expected {list(expected[name])}")
+    if wrong:
+        raise CorruptFile(f"wrong shapes in {folder}: {_some(wrong)}")
+    return files
+
+
 def load_weights(net: OftNet, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
     """Fill a network that was built on the meta device from the shards, one file at a time.
 
     Dead tensors are checked for name and shape but not read. The heads outside the released files
     (value, state, L1) are left alone. Raises CorruptFile.
     """
-    expected = stored_tensors(net.config)
-    files = weight_map(folder)
-    check_names(expected, files, folder)
+    files = check_weights(net.config, folder)
     owned = {name for name, _ in net.named_parameters()}
-    state: dict[str, Tensor] = {}
-    wrong: list[str] = []
+    first = net.config.first_action_id
     for file_name in sorted(set(files.values())):
         with open_safetensors(folder / file_name, str(device)) as file:
-            stored = set(file.keys())
-            for name in (n for n, f in files.items() if f == file_name and n in expected):
-                if name not in stored:
-                    raise CorruptFile(
-                        f"{folder / file_name}: no tensor '{name}', though {INDEX} says so"
-                    )
-                part = file.get_slice(name)
-                if tuple(part.get_shape()) != expected[name]:
-                    wrong.append(f"{name} {part.get_shape()}, expected {list(expected[name])}")
-                elif name == LM_HEAD:
-                    first = net.config.first_action_id
-                    state[ACTION_ROWS] = part[first : first + NUM_BINS].to(dtype)
+            for name in (n for n, f in files.items() if f == file_name):
+                if name == LM_HEAD:
+                    rows = file.get_slice(name)[first : first + NUM_BINS]
+                    _assign(net, ACTION_ROWS, rows.to(dtype))
                 elif name in owned:
-                    state[name] = file.get_tensor(name).to(dtype)
-    if wrong:
-        raise CorruptFile(f"wrong shapes in {folder}: {_some(wrong)}")
-    for name, tensor in state.items():
-        _assign(net, name, tensor)
+                    _assign(net, name, file.get_tensor(name).to(dtype))
     net.language_model.rebuild_rotary(device)
 
 
@@ -126,10 +140,9 @@ def _assign(net: nn.Module, name: str, tensor: Tensor) -> None:
     )
 
 
-def load_head(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Fill a small head; raises CorruptFile when names or shapes do not fit."""
+def check_head(module: nn.Module, got: Shapes, path: Path) -> None:
+    """Raises CorruptFile when names or shapes do not fit a small head, which may be on meta."""
     want = {name: tuple(t.shape) for name, t in module.state_dict().items()}
-    got = {name: tuple(t.shape) for name, t in state.items()}
     if want != got:
         diff = [
             f"{n}: {got.get(n, 'missing')}, expected {want.get(n, 'none')}"
@@ -137,6 +150,11 @@ def load_head(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
             if want.get(n) != got.get(n)
         ]
         raise CorruptFile(f"{path} does not fit this policy; {_some(diff)}")
+
+
+def load_head(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    """Fill a small head; raises CorruptFile when names or shapes do not fit."""
+    check_head(module, {name: tuple(t.shape) for name, t in state.items()}, path)
     module.load_state_dict({name: t.float() for name, t in state.items()})
 
 

@@ -88,7 +88,8 @@ def found(path: Path) -> tuple:
     latest = run_dir.latest_checkpoint(folder)
     assert latest is not None
     weights = load_file(latest / "policy" / "model.safetensors")
-    evaluations = {p.name: load(p).episodes for p in sorted(folder.eval.glob("*.json"))}
+    # A kill may leave a hidden draft beside them, which no reader looks at.
+    evaluations = {p.name: load(p).episodes for p in sorted(folder.eval.glob("step_*.json"))}
     leftovers = sorted(p.name for p in folder.ckpt.iterdir())
     return lines, {n: w.tolist() for n, w in weights.items()}, evaluations, leftovers
 

@@ -38,7 +38,7 @@ def weights(folder):
 
 
 def evaluations(folder):
-    return {path.name: load(path).episodes for path in folder.eval.glob("*.json")}
+    return {path.name: load(path).episodes for path in folder.eval.glob("step_*.json")}
 
 
 def test_killed_between_any_two_file_operations(toy_run, environ):

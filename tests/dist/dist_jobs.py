@@ -25,7 +25,7 @@ from vlarl.distributed.shard import (
 from vlarl.distributed.world import World, init_world
 
 if TYPE_CHECKING:
-    from vlarl.policies.openvla_oft import OftPolicy
+    from vlarl.policies.oft_policy import OftPolicy
 
 
 class Block(nn.Module):

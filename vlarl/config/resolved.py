@@ -92,7 +92,7 @@ def _scalar(value: Any) -> str:
         return f"[{', '.join(map(_scalar, value))}]"
     if isinstance(value, str) and value and not set(value) & set("\n,[]{}#:'\"\\"):
         try:
-            if read_value(value) == value:
+            if read_value(value) == value and read_value(f"[{value}]") == [value]:
                 return value
         except ValueError:
             pass  # a word that YAML cannot read bare is quoted below

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -280,10 +281,24 @@ def load(path: Path) -> EvalResult:
         raise CorruptFile(f"{path}: {error}") from None
     if document.plan_hash != result.plan_hash:
         raise CorruptFile(f"{path}: plan_hash does not belong to the plan; the file was changed")
-    counted = rate_json(result.total) if result.episodes else None
-    if document.summary.get("success") != counted:
+    if not _agrees(document.summary.get("success"), result):
         raise CorruptFile(f"{path}: the summary does not belong to the episodes")
     return result
+
+
+def _agrees(stated: Any, result: EvalResult) -> bool:
+    """Whether a summary's success is that of the episodes, up to another version's rounding."""
+    if not result.episodes or not isinstance(stated, dict):
+        return not result.episodes and stated is None
+    counted = rate_json(result.total)
+    numbers = [(stated.get("rate"), counted["rate"])]
+    limits = stated.get("interval_95")
+    if not isinstance(limits, list) or len(limits) != 2:
+        return False
+    numbers += zip(limits, counted["interval_95"], strict=True)
+    return (stated.get("k"), stated.get("n")) == (counted["k"], counted["n"]) and all(
+        isinstance(a, (int, float)) and math.isclose(a, b, abs_tol=1e-9) for a, b in numbers
+    )
 
 
 def _check_version(path: Path, text: str) -> None:

@@ -178,6 +178,11 @@ def damaged(path, change):
     ("change", "words"),
     [
         (lambda d: d["episodes"][0].update(success=False), "summary does not belong"),
+        (lambda d: d["summary"]["success"].update(k=0), "summary does not belong"),
+        (lambda d: d["summary"]["success"].update(rate=0.9), "summary does not belong"),
+        (lambda d: d["summary"]["success"].update(interval_95=[0, 1]), "summary does not belong"),
+        (lambda d: d["summary"]["success"].update(interval_95=[]), "summary does not belong"),
+        (lambda d: d["summary"].update(success=None), "summary does not belong"),
         (lambda d: d["episodes"][0].update(trial="0"), "episodes.0.trial"),
         (lambda d: d["episodes"][0].update(extra=1), "episodes.0.extra"),
         (lambda d: d["episodes"][0].pop("num_steps"), "episodes.0.num_steps"),
@@ -195,6 +200,16 @@ def test_a_damaged_file_is_named(tmp_path, change, words):
     with pytest.raises(CorruptFile, match=words) as caught:
         load(path)
     assert str(path) in str(caught.value)
+
+
+def test_the_last_bits_of_another_version_are_no_damage(tmp_path):
+    path = tmp_path / "x.json"
+    three_tasks().save(path)
+    document = json.loads(path.read_text())
+    low, high = document["summary"]["success"]["interval_95"]
+    document["summary"]["success"]["interval_95"] = [low + 1e-16, high - 1e-16]
+    path.write_text(json.dumps(document))
+    assert load(path) == three_tasks()
 
 
 def test_a_cut_file_is_named(tmp_path):

@@ -41,7 +41,8 @@ class EnvSpec:
     video_every: actions between two recorded video frames. trials: what decides which start state a
     trial number stands for, e.g. "goal_seed=0"; results are paired only when it agrees.
     share_trials: a training run may evaluate from states it trains on. facts: what else results
-    have to say about the simulator, as JSON values.
+    have to say about the simulator, as JSON values. datasets: names, up to an underscore, of the
+    data sets with demonstrations of its tasks; empty = not known.
     """
 
     name: str
@@ -58,6 +59,7 @@ class EnvSpec:
     trials: str = ""
     share_trials: bool = False
     facts: Mapping[str, str | int] = field(default_factory=dict)
+    datasets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +78,36 @@ class PolicySpec:
     state_dims: int
     value_width: int = 0
     trained_on: tuple[str, ...] = ()
+    dataset: str = ""
 
     @property
     def has_value(self) -> bool:
         """Whether the policy has a value head."""
         return self.value_width > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """What a policy's network takes; for estimates before anything is loaded.
+
+    Numbers: parameters, all that the network has; largest, those of its largest sharding unit;
+    root, those outside of all units. Bytes: weights, what all parameters are held in; trained, the
+    part of it that is trained. Bytes per decision: kept, what a forward with recomputation keeps
+    for the backward pass; inside, what the unit that is being recomputed keeps besides; everything,
+    what is kept without recomputation; stored, what is stored of a decision besides what was
+    observed. assumes: what these rest on, as sentences.
+    """
+
+    parameters: int
+    largest: int
+    root: int
+    weights: int
+    trained: int
+    kept: int
+    inside: int
+    everything: int
+    stored: int
+    assumes: tuple[str, ...] = ()
 
 
 def match(policy: PolicySpec, env: EnvSpec) -> list[str]:
@@ -103,6 +130,12 @@ def match(policy: PolicySpec, env: EnvSpec) -> list[str]:
             f"policy '{policy.name}' uses gripper convention '{p.gripper}' but env '{env.name}' "
             f"uses '{e.gripper}'"
         )
+    if _is_of_other_tasks(policy.dataset, env):
+        problems.append(
+            f"the checkpoint's statistics are those of '{policy.dataset}' but env '{env.name}' "
+            f"plays tasks of {' or '.join(env.datasets)}; use a checkpoint trained on them, or say "
+            f"that it is meant: policy.unnorm_key={policy.dataset}"
+        )
     if env.chunks and policy.chunk not in env.chunks:
         problems.append(
             f"policy '{policy.name}' emits chunks of {policy.chunk} actions but env '{env.name}' "
@@ -119,3 +152,12 @@ def match(policy: PolicySpec, env: EnvSpec) -> list[str]:
             f"gives {env.state_dims} ({env.state_format})"
         )
     return problems
+
+
+def _is_of_other_tasks(dataset: str, env: EnvSpec) -> bool:
+    """Whether a data set is of this benchmark, by its name, but not of these tasks."""
+
+    def names(data: str, what: str) -> bool:
+        return data == what or data.startswith(f"{what}_")
+
+    return names(dataset, env.name) and not any(names(dataset, known) for known in env.datasets)

@@ -18,8 +18,8 @@ def test_list_shows_what_can_be_run():
 
 
 def test_list_filters_and_answers_in_json():
-    done = RUN.invoke(app, ["presets", "list", "--algo", "ppo", "--json"])
-    rows = json.loads(done.stdout)
+    words = ["presets", "list", "--algo", "ppo", "--env", "metaworld", "--json"]
+    rows = json.loads(RUN.invoke(app, words).stdout)
     assert [row["name"] for row in rows] == ["tiny_metaworld_ppo"]
     assert (rows[0]["env"], rows[0]["command"]) == ("metaworld", "train")
     assert rows[0]["description"].startswith("PPO ")

@@ -20,6 +20,7 @@ from vlarl.envs import gl, libero_expert, libero_install, libero_sim
 from vlarl.envs.chunked import PlayConfig
 from vlarl.envs.libero_tasks import (
     NUM_TRIALS,
+    UNION,
     init_states,
     prompt,
     suite_named,
@@ -209,6 +210,16 @@ def overlap(cfg: LiberoConfig) -> int:
     return count
 
 
+def datasets(cfg: LiberoConfig) -> tuple[str, ...]:
+    """Public data sets with demonstrations of all tasks, by the start of their names."""
+    suites = {task_named(task).base_suite for task in task_names(cfg)}
+    if len(suites) > 1:
+        return (UNION,)
+    (suite,) = suites
+    four = () if suite == "libero_90" else ("libero_4_task_suites",)
+    return (suite, UNION, *four)
+
+
 def settle_steps(cfg: LiberoConfig) -> int:
     """Settling actions: the config's own, or the protocol's."""
     return _SETTLE[cfg.protocol] if cfg.settle_steps is None else cfg.settle_steps
@@ -241,7 +252,14 @@ def spec(cfg: LiberoConfig) -> EnvSpec:
         f"gripper={'open' if cfg.reset_gripper_open else 'still'}",
         share_trials=cfg.share_trials,
         facts={"settle_steps": settle_steps(cfg), **found.facts()},
+        datasets=datasets(cfg),
     )
+
+
+def worker_bytes(cfg: LiberoConfig) -> int:
+    """Memory of one simulator process, as measured with a software renderer."""
+    first = 1_800_000_000 if cfg.render_quality == "full" else 1_400_000_000
+    return first + 1_100_000_000 * (cfg.worker_models - 1)
 
 
 def make(cfg: LiberoConfig, *, num_slots: int, final_frames: bool) -> SimulatorEnv:

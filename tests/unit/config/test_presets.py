@@ -5,12 +5,24 @@ from vlarl.config.compose import compose
 from vlarl.config.sources import read_tree
 from vlarl.errors import ConfigError
 
-RUNNABLE = ["tiny_metaworld_grpo", "tiny_metaworld_ppo", "tiny_metaworld_sft"]
+RECIPES = [
+    "libero_10_grpo_openvlaoft",
+    "libero_10_ppo_openvlaoft",
+    "libero_130_grpo_openvlaoft",
+    "libero_90_grpo_openvlaoft",
+    "libero_goal_grpo_openvlaoft",
+    "libero_object_grpo_openvlaoft",
+    "libero_spatial_grpo_openvlaoft",
+    "metaworld_50_grpo_openvlaoft",
+]
 
 
 def test_the_shipped_presets_are_found():
-    assert presets.names() == RUNNABLE
-    assert set(presets.all_names()) > set(RUNNABLE)
+    names = presets.names()
+    assert [name for name in names if name.endswith("_openvlaoft")] == RECIPES
+    assert {"tiny_metaworld_grpo", "tiny_metaworld_ppo", "tiny_metaworld_sft"} < set(names)
+    assert set(presets.all_names()) > set(names)
+    assert "base/grpo" not in names
 
 
 @pytest.mark.parametrize("name", presets.all_names())
@@ -46,22 +58,22 @@ def test_description_is_the_first_comment():
 
 def test_copy_gives_the_same_text_and_never_overwrites(tmp_path):
     target = tmp_path / "mine.yaml"
-    assert presets.copy(RUNNABLE[0], target) == target
-    assert target.read_text() == presets.read(RUNNABLE[0])
+    assert presets.copy(RECIPES[0], target) == target
+    assert target.read_text() == presets.read(RECIPES[0])
     target.write_text("mine: 1\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml exists already"):
-        presets.copy(RUNNABLE[0], target)
+        presets.copy(RECIPES[0], target)
     assert target.read_text() == "mine: 1\n"
 
 
 def test_copy_goes_to_the_working_directory_by_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert presets.copy(RUNNABLE[0]).read_text() == presets.read(RUNNABLE[0])
-    assert [p.name for p in tmp_path.iterdir()] == [f"{RUNNABLE[0]}.yaml"]
+    assert presets.copy(RECIPES[0]).read_text() == presets.read(RECIPES[0])
+    assert [p.name for p in tmp_path.iterdir()] == [f"{RECIPES[0]}.yaml"]
 
 
 def test_copy_to_a_missing_folder_or_another_suffix_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot write"):
-        presets.copy(RUNNABLE[0], tmp_path / "no" / "mine.yaml")
+        presets.copy(RECIPES[0], tmp_path / "no" / "mine.yaml")
     with pytest.raises(ConfigError, match=r"must end in \.yaml"):
-        presets.copy(RUNNABLE[0], tmp_path / "mine.txt")
+        presets.copy(RECIPES[0], tmp_path / "mine.txt")

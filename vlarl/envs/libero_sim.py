@@ -32,6 +32,7 @@ import numpy as np
 
 from vlarl.envs import gl, libero_install
 from vlarl.envs.chunked import Step
+from vlarl.envs.libero_expert import PickAndPlace
 from vlarl.envs.libero_tasks import Task, init_state, task_named
 from vlarl.episode import Episode
 from vlarl.errors import RunFailed
@@ -126,6 +127,7 @@ class LiberoSim:
         self._mujoco = mujoco = gl.import_mujoco()
         self._config = config
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
+        self._expert: PickAndPlace | None = None
         self._integration = int(mujoco.mjtState.mjSTATE_INTEGRATION)
         self._velocity = int(mujoco.mjtStage.mjSTAGE_VEL)
         self._bad_state = [
@@ -143,6 +145,7 @@ class LiberoSim:
     def reset(self, episode: Episode) -> None:
         """Bring about (task, trial): what `reset` left behind, the initial state, settling."""
         self._task = self._load(task_named(episode.task))
+        self._expert = None
         if episode.trial not in self._task.settled:
             self._start(self._task, init_state(episode.task, episode.trial))
             still = np.zeros(7)
@@ -182,8 +185,11 @@ class LiberoSim:
         return np.ascontiguousarray(pixels[::-1, ::-1])
 
     def expert(self) -> np.ndarray:
-        """RunFailed: LIBERO comes without scripted experts."""
-        raise RunFailed("LIBERO comes without scripted experts; record demonstrations elsewhere")
+        """[7] what the scripted expert would do now; see vlarl.envs.libero_expert."""
+        if self._expert is None:
+            task = self._task
+            self._expert = PickAndPlace(self._mujoco, task.env, task.model, task.data)
+        return self._expert.action()
 
     def _advance(self, action: np.ndarray) -> None:
         """One action, exactly as robosuite's `step`, less what its result does not depend on."""

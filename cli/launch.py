@@ -250,6 +250,8 @@ def _killed_rank(run: RunDir, where: Layout, code: int) -> RunFailed | None:
         return None
     name = signal.Signals(-code).name
     hint = "; the system may be out of memory" if name == "SIGKILL" else ""
+    if run_dir.latest_checkpoint(run) is not None:
+        hint += "; --resume goes on from the latest checkpoint"
     return RunFailed(f"rank {rank} was ended by {name}{hint}\n{_tail(run.log(rank))}")
 
 

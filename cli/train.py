@@ -18,7 +18,7 @@ from vlarl.errors import ConfigError
 from vlarl.run_dir import RunDir
 from vlarl.signals import INTERRUPTED
 
-from . import launch
+from . import launch, preflight
 from .options import (
     DryRunOpt,
     JsonOpt,
@@ -132,9 +132,8 @@ def train(
     resume = resume or resume_from is not None
     composed, folder = _configuration(preset, given, resume=resume)
     run = build(composed)
-    _check(run, where.nproc * where.nnodes)
-    if not prepare:  # which may be given on a machine that will not run it
-        _check_device(run)
+    # --prepare may be given on a machine that will not run it.
+    checked = preflight.check(run, where.nproc * where.nnodes, dry_run=dry_run, device=not prepare)
     start = launch.command(RunDir(folder), where)
     run_dir.check(folder, resume=resume, overwrite=overwrite)
     if resume and _is_complete(RunDir(folder), run, resume_from):
@@ -142,7 +141,7 @@ def train(
         _report(output, RunDir(folder))
         return
     if dry_run:
-        _explain(output, run, folder, start)
+        preflight.explain(output, run, checked, folder, start)
         return
     launch.refuse_nested(os.environ, RunDir(folder))
     home = run_dir.create(folder, resume=resume, overwrite=overwrite)
@@ -212,28 +211,6 @@ def _settled(composed: Composed) -> Composed:
     return replace(composed, values={**composed.values, "policy": settled})
 
 
-def _check(run: RunConfig, num_ranks: int) -> None:
-    """Everything that can be known before a process starts or weights load."""
-    from vlarl import metrics
-    from vlarl.train.setup import resolve
-
-    parts = resolve(run)
-    parts.policy_module.check(run.policy, needs_value=parts.algo.needs_value, train=True)
-    metrics.require(run.log)
-    groups = run.rollout.episodes // run.algo.episodes_multiple
-    if groups < num_ranks:
-        raise ConfigError(
-            f"{groups} groups of episodes cannot be shared by {num_ranks} ranks; raise "
-            f"rollout.episodes ({run.rollout.episodes}) or lower --nproc"
-        )
-
-
-def _check_device(run: RunConfig) -> None:
-    from vlarl.distributed.world import require_device
-
-    require_device(run.compute)
-
-
 def _is_complete(home: RunDir, run: RunConfig, step: int | None) -> bool:
     """Whether a resumed run has nothing left to do. step: of the checkpoint it goes on from.
 
@@ -266,15 +243,6 @@ def _write_down(home: RunDir, run: RunConfig, composed: Composed) -> None:
     write_atomic(home.config, resolved.dump(run, composed.sources))
     write_atomic(home.env, json.dumps(versions(), indent=2) + "\n")
     run_dir.append_command(home, ["vlarl", *sys.argv[1:]])
-
-
-def _explain(output: Output, run: RunConfig, folder: Path, start: list[str]) -> None:
-    plan = f"{run.max_steps} iterations of {run.rollout.episodes} episodes"
-    output.result(
-        {"config": run.model_dump(mode="json"), "run_dir": str(folder), "command": start},
-        text=f"{run.name}: {plan}\nrun directory: {folder}\ncommand: {shlex.join(start)}",
-        ident=folder,
-    )
 
 
 def _run(output: Output, home: RunDir, where: launch.Layout, *, live: bool, silent: bool) -> None:

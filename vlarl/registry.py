@@ -10,11 +10,14 @@ A plug-in module offers:
              `suites() -> tuple[str, ...]`, `instruction(task) -> str`,
              `groups(cfg) -> dict[str, tuple[str, ...]]` (name -> tasks, for averages in results;
              may be empty), and, where there is a scripted expert,
-             `demonstrate(cfg, episodes, *, noise_std, seed) -> Iterator[Trajectory]`
+             `demonstrate(cfg, episodes, *, noise_std, seed) -> Iterator[Trajectory]`; for
+             estimates, `worker_bytes(cfg) -> int` (memory of one simulator process)
   policy     `Config` (a PolicySection), `spec(cfg) -> PolicySpec` (reads small files only) and
              `load(cfg, *, device, needs_value, train) -> Policy`, `check(cfg, *, needs_value,
              train)` (raises what `load` would, from headers alone where weights are large) and
-             `recognises(folder) -> bool`
+             `recognises(folder) -> bool`; for a dry run without the checkpoint,
+             `declared(cfg, *, needs_value, action) -> PolicySpec` (by the config alone) and
+             `footprint(cfg, spec, *, compute) -> Footprint`
   algorithm  `Config` (an AlgoSection) and `ALGORITHM`
 Third parties register with entry points in the groups vlarl.envs, vlarl.policies and vlarl.algos.
 """

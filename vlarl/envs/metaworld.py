@@ -163,6 +163,12 @@ def spec(cfg: MetaWorldConfig) -> EnvSpec:
     )
 
 
+def worker_bytes(cfg: MetaWorldConfig) -> int:
+    """Memory of one simulator process, as measured with a software renderer."""
+    first, model = (230, 150) if cfg.render_quality == "full" else (210, 75)
+    return 1_000_000 * (first + model * cfg.worker_models)
+
+
 def make(cfg: MetaWorldConfig, *, num_slots: int, final_frames: bool) -> SimulatorEnv:
     """Start num_slots simulator processes.
 

@@ -6,9 +6,10 @@ take seconds to import, and whoever only asks for a section or a spec does not w
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,12 +18,14 @@ from pydantic import Field
 
 from vlarl.assets import store
 from vlarl.config.schema import Bool, Int, PolicySection, Section
-from vlarl.errors import ConfigError
+from vlarl.errors import AssetMissing, ConfigError
 from vlarl.models.openvla_oft import checkpoint
-from vlarl.models.openvla_oft.action_tokens import ActionCodec, StateCodec
+from vlarl.models.openvla_oft.action_tokens import FORMATS, ActionCodec, StateCodec, model_width
 from vlarl.models.openvla_oft.config import (
+    RELEASED,
     ActionFormat,
     Jpeg,
+    NetConfig,
     Normalisation,
     Resize,
     Settings,
@@ -33,9 +36,11 @@ from vlarl.models.openvla_oft.config import (
     read_statistics,
     resolve_key,
 )
+from vlarl.models.openvla_oft.footprint import Use
+from vlarl.models.openvla_oft.footprint import footprint as network_footprint
 from vlarl.models.openvla_oft.processing import Prompts, read_normalisation
 from vlarl.models.value_head import ValueHead
-from vlarl.specs import PolicySpec
+from vlarl.specs import ActionSpec, Footprint, PolicySpec
 
 if TYPE_CHECKING:
     from vlarl.policies.oft_policy import OftPolicy
@@ -127,15 +132,16 @@ class OftConfig(PolicySection):
 Config = OftConfig
 
 
-def resolve_settings(cfg: OftConfig, folder: Path) -> Settings:
+def resolve_settings(cfg: OftConfig, folder: Path | None) -> Settings:
     """A field that is set wins, then `compat`, then what the checkpoint says, then the published
-    recipe.
+    recipe. folder: None when the checkpoint is not here.
     """
     explicit = {
         name: getattr(cfg, name) for name in asdict(Settings()) if getattr(cfg, name) is not None
     }
     compat = _COMPAT[cfg.compat] if cfg.compat else {}
-    return Settings(**{**read_settings(folder), **compat, **explicit})
+    stored = {} if folder is None else read_settings(folder)
+    return Settings(**{**stored, **compat, **explicit})
 
 
 def codecs(folder: Path, settings: Settings) -> tuple[ActionCodec, StateCodec | None, str]:
@@ -173,17 +179,68 @@ def spec(cfg: OftConfig, *, needs_value: bool = False) -> PolicySpec:
     folder = store.resolve(cfg.checkpoint)
     read_net_config(folder)
     settings = resolve_settings(cfg, folder)
-    codec, state, _ = codecs(folder, settings)
-    width = 0 if not needs_value else 1 if cfg.value == "chunk" else settings.chunk
+    codec, state, key = codecs(folder, settings)
     return PolicySpec(
         name=cfg.name,
         action=codec.spec,
         chunk=settings.chunk,
         cameras=settings.num_images,
         state_dims=state.width if state else 0,
-        value_width=width,
+        value_width=_value_width(cfg, settings) if needs_value else 0,
         trained_on=tuple(sorted(read_statistics(folder))),
+        dataset="" if cfg.unnorm_key else key,
     )
+
+
+def _value_width(cfg: OftConfig, settings: Settings) -> int:
+    return 1 if cfg.value == "chunk" else settings.chunk
+
+
+def declared(cfg: OftConfig, *, needs_value: bool, action: ActionSpec) -> PolicySpec:
+    """What the config alone says, for a checkpoint that is not on this machine.
+
+    action: taken for granted where `action_format` is not set. What only the checkpoint knows, the
+    width of the state, is left out.
+    """
+    settings = resolve_settings(cfg, None)
+    return PolicySpec(
+        name=cfg.name,
+        action=FORMATS[settings.action_format] if settings.action_format else action,
+        chunk=settings.chunk,
+        cameras=settings.num_images,
+        state_dims=0,
+        value_width=_value_width(cfg, settings) if needs_value else 0,
+        trained_on=(cfg.unnorm_key,) if cfg.unnorm_key else (),
+    )
+
+
+def footprint(cfg: OftConfig, spec: PolicySpec, *, compute: int) -> Footprint:
+    """What the network takes; the sizes of the released 7B when the checkpoint is not here.
+
+    compute: bytes of a number in forwards.
+    """
+    folder: Path | None = None
+    config: NetConfig = RELEASED
+    with contextlib.suppress(AssetMissing):
+        folder = store.resolve(cfg.checkpoint)
+        config = read_net_config(folder)
+    settings = resolve_settings(cfg, folder)
+    width = model_width(settings.action_format) if settings.action_format else spec.action.dims
+    use = Use(
+        num_slots=settings.chunk * width,
+        num_images=spec.cameras,
+        state_dims=spec.state_dims,
+        value_width=spec.value_width,
+        stop_token=settings.stop_token,
+        held=4 if cfg.dtype == "fp32" else 2,
+        compute=compute,
+        freeze_vision=cfg.freeze_vision,
+        lora_rank=cfg.lora.rank if cfg.lora else 0,
+        targets=cfg.lora.targets if cfg.lora else (),
+    )
+    found = network_footprint(config, use)
+    assumed = () if folder else ("the network of the released 7B checkpoints",)
+    return replace(found, assumes=(*assumed, *found.assumes))
 
 
 def recognises(folder: Path) -> bool:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from vlarl import registry
 from vlarl.config.schema import RunConfig
-from vlarl.errors import ConfigError, SpecMismatch
+from vlarl.errors import AssetMissing, ConfigError, SpecMismatch
 from vlarl.interfaces import Algorithm
 from vlarl.rollout.plan import Trials
 from vlarl.specs import EnvSpec, PolicySpec, match
@@ -16,7 +16,10 @@ from vlarl.specs import EnvSpec, PolicySpec, match
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The plug-ins of a run, resolved and found to fit together."""
+    """The plug-ins of a run, resolved and found to fit together.
+
+    missing: why policy_spec is what the config declares and not what the checkpoint says.
+    """
 
     env_module: ModuleType
     policy_module: ModuleType
@@ -26,10 +29,14 @@ class Parts:
     train_trials: Trials
     eval_trials: Trials
     groups: Mapping[str, tuple[str, ...]]
+    missing: AssetMissing | None = None
 
 
-def resolve(run: RunConfig) -> Parts:
+def resolve(run: RunConfig, *, without_files: bool = False) -> Parts:
     """Look everything up and check that it fits, without loading weights or starting a simulator.
+
+    without_files: go on with what the config declares when the checkpoint is not here, if the
+    policy can.
 
     Raises:
         SpecMismatch: policy and env disagree; every reason is listed.
@@ -40,7 +47,16 @@ def resolve(run: RunConfig) -> Parts:
     policy_module = registry.module("policy", run.policy.name)
     algo = registry.module("algo", run.algo.name).ALGORITHM
     env_spec = env_module.spec(run.env)
-    policy_spec = policy_module.spec(run.policy, needs_value=algo.needs_value)
+    missing = None
+    try:
+        policy_spec = policy_module.spec(run.policy, needs_value=algo.needs_value)
+    except AssetMissing as error:
+        if not (without_files and hasattr(policy_module, "declared")):
+            raise
+        missing = error
+        policy_spec = policy_module.declared(
+            run.policy, needs_value=algo.needs_value, action=env_spec.action
+        )
     problems = match(policy_spec, env_spec)
     if algo.needs_value and policy_spec.value_width != run.algo.value_width(policy_spec.chunk):
         problems.append(
@@ -68,4 +84,5 @@ def resolve(run: RunConfig) -> Parts:
         train_trials=train,
         eval_trials=held_out,
         groups=env_module.groups(run.env),
+        missing=missing,
     )

@@ -2,8 +2,8 @@ import pytest
 
 from vlarl.config import resolved
 from vlarl.config.compose import build
-from vlarl.errors import ConfigError, SpecMismatch
-from vlarl.testing import reach
+from vlarl.errors import AssetMissing, ConfigError, SpecMismatch
+from vlarl.testing import reach, token_policy
 from vlarl.train.setup import resolve
 
 
@@ -64,3 +64,21 @@ def test_a_task_that_is_only_trained_on_is_fine(parts, monkeypatch):
 
     monkeypatch.setattr(reach, "trials", trials)
     assert parts().eval_trials == {"reach-left": (0,)}
+
+
+def test_without_its_files_a_policy_is_what_the_config_declares(toy_run, parts, monkeypatch):
+    run = build(resolved.load(toy_run().config))
+    known = parts().policy_spec
+
+    def spec(cfg, *, needs_value=False):
+        raise AssetMissing("not here", fix="get it")
+
+    monkeypatch.setattr(token_policy, "spec", spec)
+    with pytest.raises(AssetMissing):  # the toy declares nothing
+        resolve(run, without_files=True)
+    monkeypatch.setattr(token_policy, "declared", lambda cfg, **_: known, raising=False)
+    found = resolve(run, without_files=True)
+    assert found.policy_spec is known
+    assert str(found.missing) == "not here"
+    with pytest.raises(AssetMissing):
+        resolve(run)

@@ -38,6 +38,11 @@ _MODEL_WIDTH: Mapping[ActionFormat, int] = {
 }
 
 
+def model_width(action_format: ActionFormat) -> int:
+    """Numbers, hence tokens, per action of a model with that format."""
+    return _MODEL_WIDTH[action_format]
+
+
 def choose_format(width: int, wanted: ActionFormat | None) -> ActionFormat:
     """The action format of a checkpoint that emits `width` numbers; None chooses by width."""
     if wanted is None:

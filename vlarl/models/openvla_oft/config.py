@@ -232,6 +232,12 @@ def _towers(raw: Mapping[str, Any], path: Path) -> tuple[TowerSize, TowerSize]:
     return known[ids[0]], known[ids[1]]
 
 
+RELEASED = _net_config(
+    {"model_type": "openvla", "text_config": {"vocab_size": 32064}}, Path("config.json")
+)
+"""Sizes of the released 7B checkpoints."""
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
     """The settings a checkpoint of ours carries; empty for a released one."""
     path = folder / "config.json"

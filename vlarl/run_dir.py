@@ -146,6 +146,13 @@ def check(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunDi
     run = RunDir(path.expanduser().absolute())
     if run.path.exists() and not run.path.is_dir():
         raise ConfigError(f"run directory {run.path} is a file; choose another with --run-dir")
+    folder = next(p for p in (run.path, *run.path.parents) if p.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        why = "no permission to write in" if folder.is_dir() else "there is a file"
+        raise ConfigError(
+            f"cannot write into run directory {run.path}: {why} {folder}; "
+            "choose another with --run-dir, or set VLARL_RUNS"
+        )
     used = run.path.is_dir() and any(entry.name != ".lock" for entry in run.path.iterdir())
     if resume and not run.config.is_file():
         raise ConfigError(

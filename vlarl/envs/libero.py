@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from vlarl.config.schema import Bool, EnvSection, Int
@@ -103,10 +103,19 @@ class LiberoConfig(EnvSection):
     to any other task first compiles it, which takes as long as 30 resets. Slots keep to their tasks
     while they can; more than one pays where there are more tasks than slots."""
 
+    @field_validator("train_trials", "eval_trials", mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        return str(value) if type(value) is int else value  # YAML reads one trial as a number
+
+    @field_validator("train_trials", "eval_trials")
+    @classmethod
+    def _are_trials(cls, text: str) -> str:
+        parse_trials(text)
+        return text
+
     @model_validator(mode="after")
     def _check(self) -> Self:
-        parse_trials(self.train_trials, "train_trials")
-        parse_trials(self.eval_trials, "eval_trials")
         if not self.cameras or len(set(self.cameras)) < len(self.cameras):
             raise ValueError("cameras: name at least one camera, each once")
         if len(set(self.tasks)) < len(self.tasks):
@@ -117,26 +126,24 @@ class LiberoConfig(EnvSection):
 Config = LiberoConfig
 
 
-def parse_trials(text: str, field: str) -> tuple[int, ...]:
-    """Ascending trial numbers: "7,0-2" -> (0, 1, 2, 7). ValueError, naming `field`, if not so."""
+def parse_trials(text: str) -> tuple[int, ...]:
+    """Ascending trial numbers: "7,0-2" -> (0, 1, 2, 7). ValueError when the text is none."""
     compact = text.replace(" ", "")
     if not _RANGES.fullmatch(compact):
-        raise ValueError(
-            f"{field}: '{text}' is no list of numbers and ranges such as 0-39 or 0,5-9"
-        )
+        raise ValueError(f"'{text}' is no list of numbers and ranges such as 0-39 or 0,5-9")
     found: set[int] = set()
     for part in compact.split(","):
         first, _, last = part.partition("-")
         if int(last or first) < int(first):
-            raise ValueError(f"{field}: {part} counts down; write {last}-{first}")
+            raise ValueError(f"{part} counts down; write {last}-{first}")
         if int(last or first) >= NUM_TRIALS:
             raise ValueError(
-                f"{field}: {part} goes beyond LIBERO's {NUM_TRIALS} initial states a task, which "
+                f"{part} goes beyond LIBERO's {NUM_TRIALS} initial states a task, which "
                 f"have the numbers 0 to {NUM_TRIALS - 1}"
             )
         numbers = range(int(first), int(last or first) + 1)
         if found.intersection(numbers):
-            raise ValueError(f"{field}: {part} names a trial a second time")
+            raise ValueError(f"{part} names a trial a second time")
         found.update(numbers)
     return tuple(sorted(found))
 
@@ -171,7 +178,7 @@ def trials(cfg: LiberoConfig, split: Split) -> dict[str, tuple[int, ...]]:
     ConfigError when a task has fewer different initial states than are asked for.
     """
     field = f"{split}_trials"
-    numbers = parse_trials(getattr(cfg, field), field)
+    numbers = parse_trials(getattr(cfg, field))
     found = {}
     for task in task_names(cfg):
         states = init_states(task)

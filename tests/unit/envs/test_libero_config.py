@@ -95,7 +95,13 @@ def test_a_task_is_a_suite_and_tasks_pick_from_the_suite():
     [("0-3", (0, 1, 2, 3)), ("7", (7,)), ("9, 0-2,49", (0, 1, 2, 9, 49)), ("5-5", (5,))],
 )
 def test_trials_are_numbers_and_ranges(text, numbers):
-    assert libero.parse_trials(text, "eval_trials") == numbers
+    assert libero.parse_trials(text) == numbers
+
+
+def test_one_trial_may_be_a_number():
+    assert libero.Config.model_validate({"eval_trials": 7}).eval_trials == "7"
+    with pytest.raises(ValidationError):
+        libero.Config.model_validate({"eval_trials": True})
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_trials_are_numbers_and_ranges(text, numbers):
 def test_other_trials_are_refused(text, says):
     with pytest.raises(ValidationError, match=says):
         libero.Config(train_trials=text)
-    with pytest.raises(ValidationError, match=f"eval_trials.*{says}"):
+    with pytest.raises(ValidationError, match=f"(?s)eval_trials.*{says}"):
         libero.Config(eval_trials=text)
 
 
@@ -155,6 +161,34 @@ def test_groups_are_the_suites_of_a_union():
         "libero_90": 90,
     }  # fmt: skip
     assert libero.groups(libero.Config()) == {}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "suite", "fits"),
+    [
+        ("libero_goal_no_noops", "libero_goal", True),
+        ("libero_goal", "libero_goal_swap", True),
+        ("libero_goal_no_noops", DRAWER, False),
+        ("libero_spatial_no_noops", DRAWER, True),
+        ("libero_goal_no_noops", "libero_10", False),
+        ("libero_10_no_noops", "libero_long", True),
+        ("libero_90_no_noops_trajall", "libero_10", False),
+        ("libero_90_no_noops_trajall", "libero_130", False),
+        ("libero_130_no_noops_trajall", "libero_130", True),
+        ("libero_130_no_noops_trajall", "libero_90", True),
+        ("libero_4_task_suites_no_noops", "libero_object", True),
+        ("libero_4_task_suites_no_noops", "libero_90", False),
+        # A name that says nothing about LIBERO's suites, or one that somebody has chosen.
+        ("my_data", "libero_goal", True),
+        ("", "libero_goal", True),
+    ],
+)
+def test_statistics_of_other_tasks_are_refused_unless_chosen(dataset, suite, fits):
+    problems = match(policy(dataset=dataset), libero.spec(libero.Config(suite=suite)))
+    assert bool(problems) is not fits
+    for problem in problems:
+        assert f"statistics are those of '{dataset}'" in problem
+        assert problem.endswith(f"policy.unnorm_key={dataset}")
 
 
 def policy(**other):

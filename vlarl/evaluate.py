@@ -54,6 +54,13 @@ class WithSettings(Protocol):
         ...
 
 
+@runtime_checkable
+class WithSelfTests(Protocol):
+    """A policy that proved something about itself while loading."""
+
+    self_tests: Mapping[str, str]
+
+
 class Ranks(Protocol):
     """What evaluation needs of vlarl.distributed.world.World."""
 
@@ -191,7 +198,11 @@ def make_protocol(
         | {"horizon": env.spec.max_steps, "control_hz": env.spec.control_hz}
         | {"facts": dict(env.spec.facts)},
         "policy": policy_section.model_dump(mode="json", exclude={"checkpoint"})
-        | {"chunk": policy.spec.chunk, "resolved": _settings(policy)},
+        | {
+            "chunk": policy.spec.chunk,
+            "resolved": _settings(policy),
+            "self_tests": dict(policy.self_tests) if isinstance(policy, WithSelfTests) else {},
+        },
         "sampling": {"temperature": temperature, "seed": seed},
         "checkpoint": {
             "path": None if checkpoint is None else str(checkpoint),

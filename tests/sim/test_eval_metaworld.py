@@ -62,6 +62,7 @@ def test_three_and_seven_slots_play_the_same_episodes_of_mt50(checkpoint):
     assert protocol["trials"]["numbered_by"] == "goal_seed=0"
     assert protocol["plan"]["start_from_training_trial"] == 0
     assert protocol["policy"]["resolved"]["jpeg"] == "off"
+    assert protocol["policy"]["self_tests"] == {"attention": "bidirectional, blind to padding"}
     assert set(three.groups) == {"easy", "hard", "very_hard"}
     compared = CliRunner().invoke(app, ["compare", "three.json", "seven.json", "-q"])
     assert compared.stdout == "+0.0000\n"

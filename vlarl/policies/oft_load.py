@@ -63,7 +63,7 @@ def load(
     checkpoint.load_weights(net, folder, device=device, dtype=_DTYPES[cfg.dtype])
     _load_heads(net, folder, device=device, dtype=_DTYPES[cfg.dtype])
     net.eval()
-    check_bidirectional(net)
+    attention = check_bidirectional(net)
     if cfg.freeze_vision:
         net.vision_backbone.requires_grad_(False)
     if cfg.lora is not None:
@@ -85,6 +85,7 @@ def load(
         settings=settings,
         lora_scale=cfg.lora.alpha / cfg.lora.rank if cfg.lora else None,
         source=folder,
+        self_tests={"attention": attention},
     )
 
 

@@ -30,7 +30,7 @@ class OftPolicy:
     trace: {"token": [n, C, A] int16}, local action ids 0..255. With action_format metaworld_7d the
     tokens, log-probs and entropies are 7 wide, the actions 4. lora_scale: alpha / rank of the
     adapters in `module`, None without adapters. source: the checkpoint folder it was made from;
-    `save` reads it again.
+    `save` reads it again. self_tests: what was proven while loading.
     """
 
     shard_units: tuple[type[nn.Module], ...] = SHARD_UNITS
@@ -47,6 +47,7 @@ class OftPolicy:
         settings: Settings,
         lora_scale: float | None,
         source: Path,
+        self_tests: Mapping[str, str],
     ) -> None:
         self.spec = spec
         self.module = module
@@ -57,6 +58,7 @@ class OftPolicy:
         self.settings = settings
         self.lora_scale = lora_scale
         self.source = source
+        self.self_tests = self_tests
 
     @property
     def is_l1(self) -> bool:

@@ -269,9 +269,9 @@ class OftNet(nn.Module):
 
 
 @torch.no_grad()
-def check_bidirectional(net: OftNet) -> None:
+def check_bidirectional(net: OftNet) -> str:
     """Prove on the loaded weights that the first token sees the last one, and that it does not see
-    padding.
+    padding; returns what was found, for results to quote.
 
     Raises RunFailed when attention is causal: some versions of transformers ignore the request
     silently, and a policy then acts like an untrained one.
@@ -301,3 +301,4 @@ def check_bidirectional(net: OftNet) -> None:
             "the language model attends to padding: this version of transformers ignores a 4-D "
             "mask; install the one that pyproject.toml names"
         )
+    return "bidirectional, blind to padding"

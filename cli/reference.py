@@ -23,6 +23,8 @@ Written by `pytest tests/cli/test_surface.py --update-golden`; do not edit.
 - Exit codes: 0 done · 1 the run failed · 2 usage or config wrong, nothing started · 3 something is
   missing and the fix is printed · 4 `--fail-under` not met · 130 interrupted.
 - Nothing is overwritten unless an option says so. `--dry-run` writes and starts nothing.
+  `vlarl train --dry-run` plans on a machine without weights or GPU, too: it lists what is missing
+  and ends with 0, where the run itself ends with 3.
 - `KEY=VALUE` arguments override a preset; values are YAML: `optim.lr=1e-5`,
   `'env.tasks=[reach-v3, push-v3]'`, `log.wandb=null`.
 - `vlarl --debug ...` shows the traceback behind an error message.

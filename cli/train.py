@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "vlarl train --preset tiny_metaworld_grpo",
     "vlarl train --preset tiny_metaworld_grpo --dry-run optim.lr=5e-5 env.num_slots=8",
+    "vlarl train --preset libero_spatial_grpo_openvlaoft --nproc 8 --dry-run",
     "vlarl train --preset tiny_metaworld_grpo --resume max_steps=40",
 )
 

@@ -155,9 +155,13 @@ def match(policy: PolicySpec, env: EnvSpec) -> list[str]:
 
 
 def _is_of_other_tasks(dataset: str, env: EnvSpec) -> bool:
-    """Whether a data set is of this benchmark, by its name, but not of these tasks."""
+    """Whether a data set is of this benchmark, by its name, but not of these tasks; never so where
+    the env names no data sets.
+    """
 
     def names(data: str, what: str) -> bool:
         return data == what or data.startswith(f"{what}_")
 
-    return names(dataset, env.name) and not any(names(dataset, known) for known in env.datasets)
+    if not env.datasets or not names(dataset, env.name):
+        return False
+    return not any(names(dataset, known) for known in env.datasets)

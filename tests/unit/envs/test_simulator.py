@@ -212,10 +212,14 @@ def test_each_episode_may_lose_its_worker_once(make):
         os.kill(env.pids()[0], signal.SIGKILL)
         env.send([0], actions(1))
         assert env.recv(1)[1].obs.state.item() == 2
-    os.kill(env.pids()[0], signal.SIGKILL)
-    env.send([0], actions(1))
-    with pytest.raises(WorkerDied, match=r"slot 0 died .exit status -9., again"):
+
+    def go_on():
+        env.send([0], actions(1))  # notices already, when the process is gone by then
         env.recv(1)
+
+    os.kill(env.pids()[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"slot 0 died .exit status -9., again"):
+        go_on()
 
 
 def test_a_users_error_in_a_worker_keeps_its_class_and_fix(make):
@@ -281,9 +285,9 @@ def test_no_worker_outlives_its_parent(tmp_path, name):
     assert len(pids) == 2
     assert all(map(alive, pids))
     parent.send_signal(getattr(signal, name))
-    parent.wait(10)
+    parent.wait(60)
     parent.stdout.close()
-    assert gone(pids, within_s=10)
+    assert gone(pids, within_s=60)
 
 
 def test_demonstrations_come_in_order_from_all_slots(make):

@@ -253,8 +253,9 @@ def test_close_ends_the_workers_and_may_be_called_twice(make):
 
 
 PARENT = """
-    import signal, sys, time
+    import signal, time
     from vlarl.envs.subproc import SubprocPool
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     pool = SubprocPool("served:Served", (), num_slots=2, num_bytes=8, timeout_s=60)
     for slot in range(2):
         pool.submit(slot, ("nap", (0.0,)))

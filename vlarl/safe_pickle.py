@@ -97,7 +97,8 @@ def load_saved_array(path: Path) -> np.ndarray:
         return array.view(np.ndarray)
     except FileNotFoundError:
         raise AssetMissing(f"there is no file {path}", fix=f"ls {path.parent}") from None
-    except (*_DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    # RuntimeError: zipfile's word for an encrypted member, or one in a compression it lacks.
+    except (*_DAMAGED, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         raise CorruptFile(f"{path} is not a saved array ({error}); install it again") from None
 
 

@@ -110,6 +110,18 @@ def import_mujoco() -> Any:
     return mujoco
 
 
+def keep_quiet(mujoco: Any) -> None:
+    """Stop MuJoCo's default handler, which writes MUJOCO_LOG.TXT into the working directory."""
+    mujoco.set_mju_user_warning(lambda message: None)
+
+
+def blew_up(mujoco: Any, data: Any) -> bool:
+    """Whether MuJoCo met non-finite or huge numbers since the last reset of `data`."""
+    kinds = mujoco.mjtWarning
+    bad = (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)
+    return any(data.warning[int(kind)].number for kind in bad)
+
+
 def _does_not_start(error: Exception) -> DeviceMissing:
     chosen = "MUJOCO_EGL_DEVICE_ID" in os.environ
     return DeviceMissing(

@@ -130,16 +130,7 @@ class LiberoSim:
         self._expert: PickAndPlace | None = None
         self._integration = int(mujoco.mjtState.mjSTATE_INTEGRATION)
         self._velocity = int(mujoco.mjtStage.mjSTAGE_VEL)
-        self._bad_state = [
-            int(kind)
-            for kind in (
-                mujoco.mjtWarning.mjWARN_BADQPOS,
-                mujoco.mjtWarning.mjWARN_BADQVEL,
-                mujoco.mjtWarning.mjWARN_BADQACC,
-            )
-        ]
-        # MuJoCo's default handler writes MUJOCO_LOG.TXT into the user's working directory.
-        mujoco.set_mju_user_warning(lambda message: None)
+        gl.keep_quiet(mujoco)
         self._make_env = _import_libero()
 
     def reset(self, episode: Episode) -> None:
@@ -163,7 +154,7 @@ class LiberoSim:
         except np.linalg.LinAlgError:  # the controller inverts a matrix of non-finite numbers
             return Step(False, diverged=True)
         data = self._task.data
-        diverged = any(data.warning[kind].number for kind in self._bad_state)
+        diverged = gl.blew_up(self._mujoco, data)
         if diverged or not (np.isfinite(data.qpos).all() and np.isfinite(data.qvel).all()):
             return Step(False, diverged=True)
         return Step(bool(self._task.env._check_success()), diverged=False)

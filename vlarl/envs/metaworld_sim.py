@@ -63,19 +63,10 @@ class MetaWorldSim:
 
     def __init__(self, config: SimConfig) -> None:
         # Here and not above: whoever only plans or validates a run must not pay for the simulator.
-        mujoco = gl.import_mujoco()
+        self._mujoco = gl.import_mujoco()
         self._config = config
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
-        self._bad_state = [
-            int(kind)
-            for kind in (
-                mujoco.mjtWarning.mjWARN_BADQPOS,
-                mujoco.mjtWarning.mjWARN_BADQVEL,
-                mujoco.mjtWarning.mjWARN_BADQACC,
-            )
-        ]
-        # MuJoCo's default handler writes MUJOCO_LOG.TXT into the user's working directory.
-        mujoco.set_mju_user_warning(lambda message: None)
+        gl.keep_quiet(self._mujoco)
 
     def reset(self, episode: Episode) -> None:
         """Bring about (task, trial), then settle with zero actions."""
@@ -89,8 +80,7 @@ class MetaWorldSim:
     def step(self, action: np.ndarray) -> Step:
         """Play one action."""
         self._obs, _, _, _, info = self._task.env.step(action)
-        warnings = self._task.env.data.warning
-        diverged = any(warnings[kind].number for kind in self._bad_state)
+        diverged = gl.blew_up(self._mujoco, self._task.env.data)
         return Step(bool(info["success"]), diverged or not np.isfinite(self._obs).all())
 
     def state(self) -> np.ndarray:

@@ -1,12 +1,13 @@
 import io
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vlarl.errors import AssetMissing, CorruptFile
-from vlarl.safe_pickle import load_object_array
+from vlarl.safe_pickle import load_object_array, load_saved_array
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trajectories"
 
@@ -188,3 +189,15 @@ def test_other_kinds_of_files_are_named_as_such(tmp_path):
         load_object_array(tmp_path / "list.npy")
     with pytest.raises(AssetMissing, match="no file"):
         load_object_array(tmp_path / "absent.npy")
+
+
+def test_an_encrypted_archive_is_named_like_any_other_damage(tmp_path):
+    path = tmp_path / "states.pruned_init"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"x")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1  # the flag of an encrypted member
+    data[6] |= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptFile, match=r"states\.pruned_init is not a saved array"):
+        load_saved_array(path)

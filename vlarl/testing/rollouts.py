@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -134,25 +134,33 @@ def loss_batch(rollout: Rollout, credit: Credit, rows: Tensor) -> LossBatch:
 
 
 def on_ranks(num_ranks: int, work: Callable[[int, AllSum], R]) -> list[R]:
-    """work(rank, all_sum) of every rank, run in threads that meet in all_sum.
+    """work(rank, all_sum) of every rank, run in threads that meet in all_sum."""
+    return in_threads(
+        num_ranks,
+        lambda rank, gather: work(rank, lambda x: torch.stack(gather(x)).sum(dim=0)),
+    )
 
-    A rank that calls all_sum more often than the others is an error, not a hang.
+
+def in_threads(num_ranks: int, work: Callable[[int, Callable[[Any], list[Any]]], R]) -> list[R]:
+    """work(rank, gather) of every rank, run in threads; gather(x) gives every rank the x of all.
+
+    A rank that calls gather more often than the others is an error, not a hang.
     """
     barrier = threading.Barrier(num_ranks)
-    box: list[Tensor] = [torch.zeros(0)] * num_ranks
+    box: list[Any] = [None] * num_ranks
     results: dict[int, R] = {}
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
-        def all_sum(x: Tensor) -> Tensor:
-            box[rank] = x
+        def gather(thing: Any) -> list[Any]:
+            box[rank] = thing
             barrier.wait(timeout=20)
-            total = torch.stack(box).sum(dim=0)
+            everyone = list(box)
             barrier.wait(timeout=20)
-            return total
+            return everyone
 
         try:
-            results[rank] = work(rank, all_sum)
+            results[rank] = work(rank, gather)
         except BaseException as error:  # handed to the caller below, whatever it is
             errors.append(error)
             barrier.abort()

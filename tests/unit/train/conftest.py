@@ -1,6 +1,5 @@
 """A collected rollout with its credit, and ranks that are threads."""
 
-import threading
 from dataclasses import dataclass
 
 import pytest
@@ -11,6 +10,7 @@ from vlarl.distributed.world import World
 from vlarl.rollout.collect import collect
 from vlarl.rollout.plan import train_plan
 from vlarl.testing import ReachConfig, ReachEnv, TokenConfig, TokenPolicy, alone, reach
+from vlarl.testing.rollouts import in_threads
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 
@@ -58,16 +58,9 @@ def judged():
 class _Rank:
     """A World of threads: what update and measure need of one."""
 
-    def __init__(self, rank, size, barrier, box):
+    def __init__(self, rank, size, gather):
         self.rank, self.size, self.device = rank, size, torch.device("cpu")
-        self._barrier, self._box = barrier, box
-
-    def all_gather_object(self, thing):
-        self._box[self.rank] = thing
-        self._barrier.wait(timeout=20)
-        everyone = list(self._box)
-        self._barrier.wait(timeout=20)
-        return everyone
+        self.all_gather_object = gather
 
     def all_sum(self, x):
         return torch.stack(self.all_gather_object(x)).sum(dim=0)
@@ -81,23 +74,6 @@ def ranks():
     """ranks(2, work) -> [work(world) of each rank]; ranks meet in the collectives."""
 
     def run(size, work):
-        barrier, box, results, errors = threading.Barrier(size), [None] * size, {}, []
-
-        def one(rank):
-            try:
-                results[rank] = work(_Rank(rank, size, barrier, box))
-            except BaseException as error:
-                errors.append(error)
-                barrier.abort()
-
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
-        if errors:
-            raise (real or errors)[0]
-        return [results[rank] for rank in range(size)]
+        return in_threads(size, lambda rank, gather: work(_Rank(rank, size, gather)))
 
     return run

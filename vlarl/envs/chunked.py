@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from vlarl.episode import Episode
+from vlarl.specs import EnvSpec
 
 
 class Step(NamedTuple):
@@ -69,6 +70,20 @@ class PlayConfig:
     final_frames: bool
     video_every: int
     video_size: tuple[int, int]
+
+    @classmethod
+    def of(cls, spec: EnvSpec, *, final_frames: bool, video_size: int) -> PlayConfig:
+        """What an env offers, played; video_size: height and width, pixels."""
+        return cls(
+            max_steps=spec.max_steps,
+            low=spec.action.low,
+            high=spec.action.high,
+            cameras=spec.cameras,
+            frame_size=spec.frame_size,
+            final_frames=final_frames,
+            video_every=spec.video_every,
+            video_size=(video_size, video_size),
+        )
 
     @property
     def frames_shape(self) -> tuple[int, int, int, int]:

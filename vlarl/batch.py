@@ -51,15 +51,6 @@ class Observation:
             state=self.state.to(device, non_blocking=True),
         )
 
-    @staticmethod
-    def cat(parts: Sequence[Observation]) -> Observation:
-        """All rows of all parts; cameras and sizes must agree."""
-        return Observation(
-            images={name: torch.cat([p.images[name] for p in parts]) for name in parts[0].images},
-            state=torch.cat([p.state for p in parts]),
-            instruction=tuple(text for p in parts for text in p.instruction),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStep:

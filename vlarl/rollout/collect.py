@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vlarl.batch import Observation, Rollout
+from vlarl.batch import Rollout
 from vlarl.episode import Episode
 from vlarl.interfaces import Policy, VecEnv
 from vlarl.rollout.play import Decisions, Outcome, play
@@ -53,7 +53,10 @@ def collect(
 def assemble(
     outcomes: Sequence[Outcome], store: Decisions, policy: Policy, temperature: float
 ) -> Rollout:
-    """Pad episodes of different lengths to [T, B, C]; order decisions by episode, then time."""
+    """Pad episodes of different lengths to [T, B, C]; order decisions by episode, then time.
+
+    The store's decisions are those of the outcomes; their observations are taken out of it.
+    """
     lengths = [len(o.rows) for o in outcomes]
     num_t, num_b = max(lengths, default=0), len(outcomes)
     order = torch.tensor([row for o in outcomes for row in o.rows], dtype=torch.long)
@@ -72,7 +75,7 @@ def assemble(
     valid = (before == 0).view(num_b, num_t, -1).transpose(0, 1) & played[:, :, None]
 
     return Rollout(
-        obs=Observation.cat(store.obs).select(order),
+        obs=store.take_obs(order),
         trace={
             name: torch.cat([s.trace[name] for s in store.steps])[order]
             for name in store.steps[0].trace

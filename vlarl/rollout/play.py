@@ -72,6 +72,33 @@ class Decisions:
         self.count += len(obs)
         return range(self.count - len(obs), self.count)
 
+    def take_obs(self, order: Tensor) -> Observation:
+        """All observations in this order of their positions, [count] int64; none are left here.
+
+        Frames are most of a rollout (512 episodes of 64 decisions at 256 px: 6 GB) and are not held
+        twice: each batch is let go as soon as it is copied.
+        """
+        parts, self.obs = self.obs, []
+        state = torch.cat([obs.state for obs in parts])[order]
+        texts = [text for obs in parts for text in obs.instruction]
+        frames = {name: [obs.images[name] for obs in parts] for name in parts[0].images}
+        del parts
+        return Observation(
+            images={name: _cat_in_order(batches, order) for name, batches in frames.items()},
+            state=state,
+            instruction=tuple(texts[i] for i in order.tolist()),
+        )
+
+
+def _cat_in_order(parts: list[Tensor], order: Tensor) -> Tensor:
+    """torch.cat(parts)[order], for a permutation; empties `parts` on the way."""
+    places = order.argsort().split([len(part) for part in parts])
+    whole = parts[0].new_empty((len(order), *parts[0].shape[1:]))
+    parts.reverse()
+    for place in places:
+        whole[place] = parts.pop()
+    return whole
+
 
 def _to_cpu(step: PolicyStep) -> PolicyStep:
     return PolicyStep(

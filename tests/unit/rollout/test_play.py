@@ -182,6 +182,22 @@ def test_stored_decisions_are_copies_on_the_cpu(plan):
     assert [len(s.action) for s in store.steps] == [len(o) for o in store.obs]
 
 
+def test_observations_are_taken_out_in_any_order_and_only_once(plan):
+    store = Decisions()
+    played(plan[:3], store=store, slots=2)
+    images = {name: torch.cat([o.images[name] for o in store.obs]) for name in store.obs[0].images}
+    state = torch.cat([o.state for o in store.obs])
+    texts = [text for o in store.obs for text in o.instruction]
+    order = torch.randperm(store.count, generator=torch.Generator().manual_seed(0))
+    taken = store.take_obs(order)
+    assert images, "there are frames to look at"
+    for name, frames in images.items():
+        assert torch.equal(taken.images[name], frames[order])
+    assert torch.equal(taken.state, state[order])
+    assert taken.instruction == tuple(texts[i] for i in order.tolist())
+    assert store.obs == []
+
+
 class Listening(ReachEnv):
     """Notes which slot was given which task."""
 

@@ -22,8 +22,8 @@ PHASES: tuple[Phase, ...] = ("load", "rollout", "update", "save")
 PROCESS_BYTES = 2**30
 """Of a rank with torch and the policy's libraries, measured without CUDA: 0.8 GiB."""
 COPIES = 3
-"""Of the observations while an iteration's decisions are put in order: as they came, as one tensor,
-and sorted."""
+"""Of what was decided, while an iteration's decisions are put in order: as it came, as one tensor,
+and sorted. What was observed is moved batch by batch and exists once."""
 _F32 = 4
 _BYTES = {"fp32": 4, "bf16": 2}
 
@@ -128,14 +128,13 @@ def _host(
     height, width = env.frame_size
     observed = 3 * len(env.cameras) * height * width + _F32 * env.state_dims
     decisions = most_decisions(run, parts, ranks)
-    stored = decisions * (observed + net.stored)
     assumes = [
         f"{decisions:,} decisions of {policy.chunk} actions stored on a rank: every episode lasts "
         f"to the horizon of {env.max_steps}"
     ]
     rows: list[_Row] = [(phase, "process", PROCESS_BYTES) for phase in PHASES]
-    rows.append(("rollout", "decisions", COPIES * stored))
-    rows.append(("update", "decisions", stored))
+    rows.append(("rollout", "decisions", decisions * (observed + COPIES * net.stored)))
+    rows.append(("update", "decisions", decisions * (observed + net.stored)))
     if hasattr(parts.env_module, "worker_bytes"):
         each = parts.env_module.worker_bytes(run.env)
         slots = run.env.num_slots

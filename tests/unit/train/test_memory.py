@@ -99,13 +99,13 @@ def test_what_the_host_holds(parts):
     estimate = memory.estimate(run, found, ranks=2, on_gpu=True)
     host = table(estimate, "host")
     # 8 episodes of 3 decisions on a rank; 16 px frames without state.
-    stored = 24 * (3 * 16 * 16 + 6)
-    assert host["update", "decisions"] == stored
-    assert host["rollout", "decisions"] == 3 * stored
+    assert host["update", "decisions"] == 24 * (3 * 16 * 16 + 6)
+    collected = 24 * (3 * 16 * 16 + 3 * 6)
+    assert host["rollout", "decisions"] == collected
     assert host["rollout", "simulators"] == 5_000_000
     assert host["save", "whole weights, rank 0"] == 4000
-    assert estimate.total("rollout", "host") == GIB + 3 * stored + 5_000_000
-    assert estimate.machine(2) == 2 * (GIB + 3 * stored + 5_000_000)
+    assert estimate.total("rollout", "host") == GIB + collected + 5_000_000
+    assert estimate.machine(2) == 2 * (GIB + collected + 5_000_000)
     assert any("24 decisions" in sentence for sentence in estimate.assumes)
     assert "a guess" in estimate.assumes
 

@@ -7,7 +7,6 @@ k-th of the benchmark's 50 initial states; which of them are for training is dat
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -19,9 +18,9 @@ from vlarl.config.schema import Bool, EnvSection, Int
 from vlarl.envs import gl, libero_expert, libero_install, libero_sim
 from vlarl.envs.chunked import PlayConfig
 from vlarl.envs.libero_tasks import (
-    NUM_TRIALS,
     UNION,
     init_states,
+    parse_trials,
     prompt,
     suite_named,
     task_named,
@@ -49,7 +48,6 @@ _HORIZONS = {
 """Longest demonstration of each suite, rounded up: the OpenVLA-OFT evaluation's."""
 _SETTLE = {"oft": 10, "rlinf": 15}
 _RLINF_HORIZON = 512
-_RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 class LiberoConfig(EnvSection):
@@ -124,28 +122,6 @@ class LiberoConfig(EnvSection):
 
 
 Config = LiberoConfig
-
-
-def parse_trials(text: str) -> tuple[int, ...]:
-    """Ascending trial numbers: "7,0-2" -> (0, 1, 2, 7). ValueError when the text is none."""
-    compact = text.replace(" ", "")
-    if not _RANGES.fullmatch(compact):
-        raise ValueError(f"'{text}' is no list of numbers and ranges such as 0-39 or 0,5-9")
-    found: set[int] = set()
-    for part in compact.split(","):
-        first, _, last = part.partition("-")
-        if int(last or first) < int(first):
-            raise ValueError(f"{part} counts down; write {last}-{first}")
-        if int(last or first) >= NUM_TRIALS:
-            raise ValueError(
-                f"{part} goes beyond LIBERO's {NUM_TRIALS} initial states a task, which "
-                f"have the numbers 0 to {NUM_TRIALS - 1}"
-            )
-        numbers = range(int(first), int(last or first) + 1)
-        if found.intersection(numbers):
-            raise ValueError(f"{part} names a trial a second time")
-        found.update(numbers)
-    return tuple(sorted(found))
 
 
 def suites() -> tuple[str, ...]:

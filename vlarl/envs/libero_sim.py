@@ -17,14 +17,9 @@ Facts of robosuite 1.4 and LIBERO this relies on:
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import math
-import tempfile
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +47,6 @@ _OBSERVED = 23
 that began with the two forced updates of reset and set state, 4 ms before the first action."""
 _COLLISION_GROUP = 0
 _FAST_TEXTURE = 512
-_ROBOSUITE_LOG = "robosuite_logs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +125,7 @@ class LiberoSim:
         self._integration = int(mujoco.mjtState.mjSTATE_INTEGRATION)
         self._velocity = int(mujoco.mjtStage.mjSTAGE_VEL)
         gl.keep_quiet(mujoco)
-        self._make_env = _import_libero()
+        self._control_env = libero_install.import_control_env()
 
     def reset(self, episode: Episode) -> None:
         """Bring about (task, trial): what `reset` left behind, the initial state, settling."""
@@ -266,7 +260,9 @@ class LiberoSim:
     def _compile(self, task: Task) -> _Loaded:
         from vlarl.envs.mujoco_render import ModelView  # noqa: PLC0415
 
-        env = self._make_env(task)
+        env = self._control_env(
+            bddl_file_name=str(task.bddl), use_camera_obs=False, has_offscreen_renderer=False
+        ).env
         np.random.seed(self._config.layout_seed)  # noqa: NPY002 - what the package draws from
         env.reset()
         model, data = env.sim.model._model, env.sim.data._data
@@ -308,20 +304,3 @@ def axis_angle(quat: np.ndarray) -> np.ndarray:
 def _arrays(thing: object) -> dict[str, np.ndarray]:
     """Copies of the arrays among an object's attributes."""
     return {name: x.copy() for name, x in vars(thing).items() if isinstance(x, np.ndarray)}
-
-
-def _import_libero() -> Any:
-    """A function that constructs the task class of a Task; imports LIBERO without questions."""
-    found = libero_install.installed()
-    logging.getLogger(_ROBOSUITE_LOG).setLevel(logging.ERROR)  # it advises on private macros
-    with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(io.StringIO()):
-        libero_install.avoid_questions(found, Path(scratch))
-        from libero.libero.envs.env_wrapper import ControlEnv  # noqa: PLC0415
-
-    def make_env(task: Task) -> Any:
-        wrapper = ControlEnv(
-            bddl_file_name=str(task.bddl), use_camera_obs=False, has_offscreen_renderer=False
-        )
-        return wrapper.env
-
-    return make_env

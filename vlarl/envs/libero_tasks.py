@@ -32,6 +32,7 @@ NUM_TRIALS = 50
 
 _LANGUAGE = re.compile(r"\(\s*:language\s+([^()]*?)\s*\)")
 _SCENE = re.compile(r"^[A-Z].*?SCENE\d+_")
+_RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _TABLE = Path("benchmark") / "libero_suite_task_map.py"
 
 
@@ -119,6 +120,28 @@ def prompt(name: str) -> str:
         base = _language(task_named(_name(task.base_suite, task.stem)).bddl)
         return words if own.lower() == base.lower() else own
     return own
+
+
+def parse_trials(text: str) -> tuple[int, ...]:
+    """Ascending trial numbers: "7,0-2" -> (0, 1, 2, 7). ValueError when the text is none."""
+    compact = text.replace(" ", "")
+    if not _RANGES.fullmatch(compact):
+        raise ValueError(f"'{text}' is no list of numbers and ranges such as 0-39 or 0,5-9")
+    found: set[int] = set()
+    for part in compact.split(","):
+        first, _, last = part.partition("-")
+        if int(last or first) < int(first):
+            raise ValueError(f"{part} counts down; write {last}-{first}")
+        if int(last or first) >= NUM_TRIALS:
+            raise ValueError(
+                f"{part} goes beyond LIBERO's {NUM_TRIALS} initial states a task, which "
+                f"have the numbers 0 to {NUM_TRIALS - 1}"
+            )
+        numbers = range(int(first), int(last or first) + 1)
+        if found.intersection(numbers):
+            raise ValueError(f"{part} names a trial a second time")
+        found.update(numbers)
+    return tuple(sorted(found))
 
 
 @functools.lru_cache(maxsize=256)

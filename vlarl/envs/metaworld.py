@@ -23,6 +23,7 @@ from vlarl.specs import ActionSpec, EnvSpec
 from vlarl.trajectories import Trajectory
 
 Split = Literal["train", "eval"]
+Trials = Annotated[Int, Field(ge=1, le=10_000)]
 Camera = Literal[
     "corner4", "corner", "corner2", "corner3", "topview", "behindGripper", "gripperPOV"
 ]
@@ -41,9 +42,9 @@ class MetaWorldConfig(EnvSection):
     name of one task."""
     tasks: tuple[str, ...] = ()
     """Task names to play instead of a suite. With a suite other than mt10, only some of it."""
-    train_trials: Annotated[Int, Field(ge=1)] = 50
+    train_trials: Trials = 50
     """Trials per task to train on: numbers 0 to train_trials - 1."""
-    eval_trials: Annotated[Int, Field(ge=1)] = 50
+    eval_trials: Trials = 50
     """Held-out trials per task: numbers eval_start to eval_start + eval_trials - 1."""
     eval_start: Annotated[Int, Field(ge=1)] = 1000
     """First held-out trial; fixed, so that results stay comparable when train_trials changes."""

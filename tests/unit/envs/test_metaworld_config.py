@@ -74,6 +74,8 @@ def test_a_suite_is_not_silently_ignored_because_of_tasks():
         ({"max_steps": 485}, "at most 484"),
         ({"max_steps": 400, "settle_steps": 100}, "at most 399"),
         ({"train_trials": 1001}, "overlap the held-out ones, which start at 1000"),
+        ({"train_trials": 10_001, "eval_start": 20_000}, "10000"),
+        ({"eval_trials": 1_000_000_000}, "10000"),
         ({"train_trials": 30, "eval_start": 29}, "overlap"),
         ({"cameras": ()}, "at least one camera"),
         ({"cameras": ("corner4", "corner4")}, "each once"),

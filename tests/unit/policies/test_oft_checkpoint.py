@@ -1,6 +1,7 @@
 """The checkpoint layout: what is written reloads to the same policy; what is broken is named."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -87,6 +88,17 @@ def test_same_shards_names_and_files_as_the_source(tiny_folder, tmp_path):
     assert index["metadata"]["total_size"] == sum(
         t.nbytes for t in tensors_of(tmp_path / "a").values()
     )
+
+
+def test_what_is_saved_may_be_read_by_those_whom_the_umask_lets(tiny_folder, tmp_path):
+    before = os.umask(0o022)
+    try:
+        fresh(tiny_folder).save(tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert any(name.endswith(".safetensors") for name in modes)
+    assert set(modes.values()) == {0o644}
 
 
 def test_dead_tensors_and_other_head_rows_pass_through(tiny_folder, tmp_path):

@@ -303,6 +303,8 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         fill(partial)
+        for path in partial.iterdir():  # safetensors makes files that only their owner can read
+            path.chmod(partial.stat().st_mode & 0o666)
         os.replace(partial, folder)
     except (OSError, SafetensorError) as err:
         shutil.rmtree(partial, ignore_errors=True)

@@ -284,7 +284,7 @@ def _finish(
         raise typer.Exit(INTERRUPTED)
     output.result(result.document(), text=format_table(result_rows(result)), ident=path)
     shared = result.protocol["plan"]["start_from_training_trial"]
-    output.hint(f"{shared} of {len(result.plan)} episodes start from a training trial")
+    output.hint(f"{shared} of {len(result.plan)} planned episodes start from a training trial")
     output.hint(f"wrote {path}")
     if not is_finished(job, result):
         output.warn(f"interrupted; {len(result.missing)} missing: {name_some(result.missing)}")

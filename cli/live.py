@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _RECENT = 5
 _REDRAW_S = 0.5
+_SILENCE_S = 30.0
 _PHASES = {
     "generate_rollouts": "rollout",
     "actor_training": "update",
-    "eval": "eval",
 }
 
 
@@ -104,20 +104,27 @@ class SilentView:
 
 
 class LineView:
-    """One line per iteration; for logs, pipes and people who like scrolling."""
+    """One line per iteration, and now and then what is going on; for logs, pipes and people who
+    like scrolling.
+    """
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._feed = Feed(run)
+        self._said = time.monotonic()
+        self.say(f"training in {run.path}")
 
     def update(self) -> None:
-        """Print the new iterations."""
+        """Print the new iterations, or after a silence what the run is doing."""
+        status = run_dir.read_status(self._run)
         for line in self._feed.poll():
-            status = run_dir.read_status(self._run)
             self.say(summary(line, status.max_steps if status else None, self._feed.lines))
+        if status is not None and time.monotonic() - self._said > _SILENCE_S:
+            self.say(f"step {status.step}/{status.max_steps}  {_doing(status)}")
 
     def say(self, text: str) -> None:
         """Print it."""
+        self._said = time.monotonic()
         print_stderr(text)
 
     def close(self) -> None:
@@ -259,4 +266,6 @@ def _time_split(lines: Sequence[dict[str, Any]]) -> str:
         for key, label in _PHASES.items()
         if (spent := sum(line.get(f"time/{key}") or 0.0 for line in recent))
     ]
-    return f"{whole / len(recent):.1f} s per step: {', '.join(parts)}"
+    text = f"{whole / len(recent):.1f} s per step: {', '.join(parts)}"
+    evaluation = [line["time/eval"] for line in lines if line.get("time/eval")]
+    return text + (f"; {duration(evaluation[-1])} per evaluation" if evaluation else "")

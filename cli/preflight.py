@@ -83,7 +83,7 @@ def explain(
         f"{run.name}: {run.max_steps} iterations of {run.rollout.episodes} episodes",
         f"run directory: {folder}",
         f"command: {shlex.join(command)}",
-        *_division(checked.division),
+        *_division(checked.division, run.eval.ends or run.eval.every > 0),
         *(_memory(memory, checked.division.ranks) if memory else ()),
         *_missing(run, checked),
     ]
@@ -101,14 +101,14 @@ def explain(
     )
 
 
-def _division(d: Division) -> list[str]:
+def _division(d: Division, evaluates: bool) -> list[str]:
     return [
         f"each iteration: {d.episodes} episodes, {d.rank_episodes} on each of {d.ranks} ranks"
         if d.ranks > 1
         else f"each iteration: {d.episodes} episodes on one rank (--nproc N plans for N)",
         f"each update: {d.steps} optimizer steps on at most {d.step_decisions:,} of "
         f"{d.decisions:,} decisions, {d.micro_batches} forward and backward passes of a rank",
-        f"each evaluation: {d.eval_episodes} episodes",
+        *([f"each evaluation: {d.eval_episodes} episodes"] if evaluates else []),
         *(f"note: {note}" for note in d.notes),
     ]
 

@@ -270,17 +270,22 @@ def _report(output: Output, home: RunDir) -> None:
     lines = []
     results = sorted(home.eval.glob("step_*.json"))
     if len(results) > 1:
-        found = comparison.compare(load(results[0]), load(results[-1]))
+        before, after = load(results[0]), load(results[-1])
+        found = comparison.compare(before, after)
         data["comparison"] = found.document()
+        temperature = after.protocol.get("sampling", {}).get("temperature")
+        lines.append(f"success before and after, at temperature {temperature}:")
         lines += _before_after(found)
-    videos = sorted(home.video.glob("[!.]*.mp4"))
+    videos = sorted(home.video.glob("step_*.mp4"))
     data["video"] = str(videos[-1]) if videos else None
     lines += [f"video: {videos[-1]}"] if videos else []
     latest = run_dir.latest_checkpoint(home)
     if latest is not None:
         data["checkpoint"] = str(latest / "policy")
         lines.append(f"checkpoint: {latest / 'policy'}")
-    lines.append(f"next: vlarl eval {home.path}   vlarl plot {home.path} --out curve.png")
+    lines += ["next:", f"  vlarl eval {home.path}"]
+    if results:
+        lines.append(f"  vlarl plot {home.path} --out curve.png")
     output.result(data, text="\n".join(lines), ident=home.path)
 
 

@@ -105,7 +105,9 @@ def video(
     for note in prepared.notes:
         out.warn(note)
     shown = [e.index for e in prepared.episodes]
-    out.hint(f"playing {len(shown)} episodes again: {', '.join(map(str, shown))} -> {path}")
+    of = "" if len(shown) == prepared.num_passing else f" of {prepared.num_passing}"
+    which = "episodes" if only is Only.all else only.value
+    out.hint(f"playing {len(shown)}{of} {which} again: {', '.join(map(str, shown))} -> {path}")
     if dry_run:
         out.result({"out": path, "episodes": shown}, text=f"would write {path}", ident=path)
         return

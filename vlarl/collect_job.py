@@ -96,6 +96,8 @@ def prepare(job: CollectJob) -> Prepared:
         teacher = EXPERT
         if not hasattr(env_module, "demonstrate"):
             raise ConfigError(f"env '{job.env.name}' has no scripted expert; name a --policy")
+        if hasattr(env_module, "check_expert"):
+            env_module.check_expert(job.env)
     else:
         policy_spec = registry.module("policy", job.policy.name).spec(job.policy)
         problems = match(policy_spec, env_spec)

@@ -130,13 +130,13 @@ class EvalResult:
 
     @property
     def mean_of_groups(self) -> tuple[float, Interval] | None:
-        """Mean of the group rates with its 95 % interval; None without groups.
+        """Mean of the group rates with its 95 % interval; None for fewer than two groups.
 
         The average that multi-task benchmarks publish for difficulty groups; it differs from
         `total` when the groups differ in size.
         """
         rates = list(self.by_group.values())
-        return mean_rate(rates) if rates else None
+        return mean_rate(rates) if len(rates) > 1 else None
 
     @property
     def plan_hash(self) -> str:

@@ -1,7 +1,7 @@
 """Episodes as moving and still pictures: MP4 grids and PNG strips. Torch-free.
 
-A cell is the frame, enlarged by a whole factor when small, above a label with the caption, the step
-and the return. A finished episode freezes on its last frame, dimmed, with a check or a cross.
+A cell is the frame, enlarged by a whole factor when small, above a label with the caption and the
+step. A finished episode freezes on its last frame, dimmed, with its return and a check or a cross.
 """
 
 from __future__ import annotations
@@ -236,11 +236,11 @@ def _cell(clip: Clip, t: int, size: tuple[int, int], factor: int) -> np.ndarray:
 
 
 def _label(clip: Clip, t: int, width: int, *, ended: bool) -> np.ndarray:
-    """[_LABEL_HEIGHT, width, 3]: caption; step, return and, once ended, the mark."""
+    """[_LABEL_HEIGHT, width, 3]: caption; step and, once ended, return and mark."""
     picture = Image.new("RGB", (width, _LABEL_HEIGHT), _BACKGROUND)
     draw = ImageDraw.Draw(picture)
     second = f"step {clip.step(t)}/{clip.step(len(clip.frames) - 1)}"
-    if clip.total_reward is not None:
+    if ended and clip.total_reward is not None:
         second += f"  return {clip.total_reward:.3g}"
     room = width - 2 * _MARGIN
     draw.text((_MARGIN, 2), _shorten(clip.caption, room), fill=_TEXT, font=_font())

@@ -32,7 +32,8 @@ Only = Literal["all", "failures", "successes"]
 class Prepared:
     """What will be played again. Nothing heavy is loaded yet.
 
-    episodes: in plan order. notes: reasons why the outcome may differ, as sentences.
+    episodes: in plan order. num_passing: how many there were to choose from. notes: reasons why the
+    outcome may differ, as sentences.
     """
 
     result: EvalResult
@@ -42,6 +43,7 @@ class Prepared:
     policy_module: ModuleType
     env_spec: EnvSpec
     episodes: tuple[Episode, ...]
+    num_passing: int
     notes: tuple[str, ...]
 
     @property
@@ -89,7 +91,8 @@ def prepare(
     """
     path = find_result(source)
     result = results.load(path)
-    chosen = _choose(result, episodes, only, limit)
+    passing = _passing(result, episodes, only)
+    chosen = _spread(passing, len(passing) if episodes else limit)
     protocol = result.protocol
     env_values, policy_values = _section(protocol, "env", path), _section(protocol, "policy", path)
     env_module = registry.module("env", env_values["name"])
@@ -106,12 +109,14 @@ def prepare(
         env_module=env_module,
         policy_module=policy_module,
         env_spec=env_module.spec(env),
-        episodes=tuple(chosen),
+        episodes=tuple(_episode(result.plan[i], i) for i in chosen),
+        num_passing=len(passing),
         notes=tuple(notes),
     )
 
 
-def _choose(result: EvalResult, wanted: Sequence[int], only: Only, limit: int) -> list[Episode]:
+def _passing(result: EvalResult, wanted: Sequence[int], only: Only) -> list[int]:
+    """Positions, of those wanted or of all that were played, that `only` lets through."""
     outcomes = {e.key: e for e in result.episodes}
     played = [i for i, key in enumerate(result.plan) if key in outcomes]
     unknown = [i for i in wanted if i not in played]
@@ -124,9 +129,15 @@ def _choose(result: EvalResult, wanted: Sequence[int], only: Only, limit: int) -
     left = [i for i in (wanted or played) if outcomes[result.plan[i]].success in passing]
     if not left:
         raise ConfigError(f"there are no {only} among these {len(wanted or played)} episodes")
-    if not wanted and len(left) > limit:
-        left = [left[(2 * k + 1) * len(left) // (2 * limit)] for k in range(limit)]
-    return [_episode(result.plan[i], i) for i in sorted(left)]
+    return sorted(left)
+
+
+def _spread(positions: list[int], limit: int) -> list[int]:
+    """At most `limit` of them, evenly spread."""
+    n = len(positions)
+    if n <= limit:
+        return positions
+    return [positions[(2 * k + 1) * n // (2 * limit)] for k in range(limit)]
 
 
 def _episode(key: EpisodeKey, index: int) -> Episode:

@@ -80,6 +80,8 @@ def test_tasks_alone_choose_the_env_and_the_folder_is_named_after_them(toy):
         (("--tasks", "reach-lift"), 2, "did you mean 'reach-left'"),
         (("--suite", "toy_both"), 2, "env 'toy_env' has no scripted expert; name a --policy"),
         (("--suite", "toy_both", "policy.chunk=2"), 2, "the expert has no settings"),
+        (("--suite", "libero_goal"), 2, "the scripted expert plays libero_spatial and libero_obj"),
+        (("--suite", "libero_goal", "--dry-run"), 2, "not open_the_middle_drawer"),
         ((), 2, "name what to play: --suite, --tasks or --preset"),
         (("--suite", "toy_both", "--policy", "./none"), 3, "there is no folder './none'"),
         (("--suite", "toy_both", "--policy", "./toy"), 2, "plays whole chunks only"),

@@ -85,7 +85,19 @@ def test_lines_on_stderr_and_old_ones_not_again(run, capsys):
     view.close()
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "step 2/2  success 50.0%  loss 0.0123  kl 0.0046  20 s\n"
+    assert err == f"training in {run.path}\nstep 2/2  success 50.0%  loss 0.0123  kl 0.0046  20 s\n"
+
+
+def test_a_long_silence_is_broken_by_what_the_run_is_doing(run, capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    view = live.open_view(run, live=False)
+    run_dir.write_status(run, Status(phase="evaluate", step=0, max_steps=9, done=5, total=50))
+    for seconds in (1, 29, 2, 5):
+        now[0] += seconds
+        view.update()
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"training in {run.path}", "step 0/9  evaluate 5/50"]
 
 
 def test_quiet_shows_only_what_is_said(run, capsys):

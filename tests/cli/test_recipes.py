@@ -64,7 +64,7 @@ def test_the_document_has_the_numbers(train):
     found = json.loads(done.stdout)
     assert [entry["fix"] for entry in found["missing"]] == [
         "vlarl download openvla-oft-libero-10-traj1",
-        "vlarl doctor --gpu",
+        "vlarl doctor",
     ]
     assert found["division"]["step_decisions"] == 16_384
     assert {item["phase"] for item in found["memory"]["items"]} == {

@@ -75,8 +75,8 @@ def test_a_damaged_metrics_line_is_named_before_anything_starts(train):
 
 def test_a_gpu_that_is_not_there_is_missed_at_once_unless_only_prepared(train, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert "run: vlarl doctor --gpu" in train("compute.device=cuda", code=3)
-    assert "run: vlarl doctor --gpu" in train("--dry-run", "compute.device=cuda", code=0)
+    assert "run: vlarl doctor" in train("compute.device=cuda", code=3)
+    assert "run: vlarl doctor" in train("--dry-run", "compute.device=cuda", code=0)
     assert not Path("runs").exists()
     train("--prepare", "compute.device=cuda", code=0)
 

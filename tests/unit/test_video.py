@@ -133,7 +133,9 @@ def test_the_label_changes_with_step_caption_and_return():
 
     plain = clip(BLUE, 3)
     assert not np.array_equal(label(plain, 0), label(plain, 1))
-    assert not np.array_equal(label(plain, 0), label(clip(BLUE, 3, reward=2.5), 0))
+    paid = clip(BLUE, 3, reward=2.5)
+    assert np.array_equal(label(plain, 1), label(paid, 1)), "the return is known at the end only"
+    assert not np.array_equal(label(plain, 2), label(paid, 2))
     other = Clip(frames=plain.frames, caption="else", success=True, episode=0)
     assert not np.array_equal(label(plain, 0), label(other, 0))
 

@@ -105,6 +105,12 @@ def _fix(text: str, path: Path, near: list[str]) -> str:
     for name in (text, manifest.named_by(text), *near[:1]):
         if name in manifest.names() and name not in names():
             return f"vlarl download {name}"
+    if (
+        "/" in text and path.parent.is_dir() and not path.exists()
+    ):  # a path, and not OWNER/NAME on a hub
+        return f"ls {path.parent}"
+    if path.parts[:1] == ("runs",):
+        return f"vlarl train --preset NAME --run-dir {path}"
     is_repo = text.count("/") == 1 and text[0] not in "./~"
     repo = text if is_repo else f"OWNER/{path.name}"
     return f"hf download {repo} --local-dir {home() / path.name}"

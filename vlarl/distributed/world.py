@@ -139,7 +139,7 @@ def require_device(compute: ComputeSection) -> None:
         raise DeviceMissing(
             "compute.device is cuda but torch sees no CUDA device; see why, or set "
             "compute.device=cpu",
-            fix="vlarl doctor --gpu",
+            fix="vlarl doctor",
         )
 
 

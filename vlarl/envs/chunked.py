@@ -7,7 +7,7 @@ and which frames are rendered at all are decided here, the same for every simula
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -131,6 +131,8 @@ class ChunkRunner:
         self._episode: Episode | None = None
         self._steps = 0
         self._done = True
+        self.alive: Callable[[], None] = lambda: None
+        """Called while one answer takes long; a worker tells its parent so."""
 
     def play(self, episode: Episode | None, chunks: Sequence[np.ndarray]) -> Played:
         """Reset to `episode` (None: go on), play every chunk ([C, A] float32), answer to the last.
@@ -157,6 +159,7 @@ class ChunkRunner:
         frames, states, actions, targets, rewards = [], [], [], [], []
         success = diverged = False
         while not (success or diverged) and len(actions) < config.max_steps:
+            self.alive()
             frames.append([sim.render(name, config.frame_size) for name in config.cameras])
             states.append(sim.state())
             target = np.clip(sim.expert(), config.low, config.high).astype(np.float32)

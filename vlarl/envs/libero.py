@@ -273,6 +273,16 @@ def make(cfg: LiberoConfig, *, num_slots: int, final_frames: bool) -> SimulatorE
     )
 
 
+def check_expert(cfg: LiberoConfig) -> None:
+    """Raise ConfigError for tasks of suites that the scripted expert was not made for."""
+    others = [t for t in task_names(cfg) if task_named(t).suite not in libero_expert.SUITES]
+    if others:
+        raise ConfigError(
+            f"the scripted expert plays {' and '.join(libero_expert.SUITES)}, not "
+            f"{others[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
+        )
+
+
 def demonstrate(
     cfg: LiberoConfig, episodes: Sequence[Episode], *, noise_std: float, seed: int
 ) -> Iterator[Trajectory]:
@@ -281,14 +291,9 @@ def demonstrate(
     noise_std: standard deviation of Gaussian action noise, in action units; drawn from (seed, task,
     trial, step). `action` is what was executed, `target` what the expert wanted.
 
-    Raises ConfigError for tasks of suites the expert was not made for.
+    Raises ConfigError as `check_expert`.
     """
-    others = {e.task for e in episodes if task_named(e.task).suite not in libero_expert.SUITES}
-    if others:
-        raise ConfigError(
-            f"the scripted expert plays {' and '.join(libero_expert.SUITES)}, not "
-            f"{sorted(others)[0]}" + (f" and {len(others) - 1} more" if len(others) > 1 else "")
-        )
+    check_expert(cfg)
     env = make(cfg, num_slots=min(cfg.num_slots, max(1, len(episodes))), final_frames=False)
     try:
         yield from env.demonstrate(episodes, noise_std=noise_std, seed=seed)

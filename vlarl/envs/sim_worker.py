@@ -16,6 +16,9 @@ from typing import Any
 
 from vlarl.errors import MissingError, VlarlError
 
+ALIVE = "alive"
+"""Sent instead of an answer that is still being worked on."""
+
 _PARENT_CHECK_S = 5.0
 
 
@@ -47,6 +50,8 @@ def main() -> None:
         while True:
             if server is None:
                 server = _build(conn, memory_fd)
+                if hasattr(server, "alive"):
+                    server.alive = lambda: conn.send(ALIVE)
             method, arguments = _request(conn)
             conn.send((True, getattr(server, method)(*arguments)))
     except VlarlError as error:

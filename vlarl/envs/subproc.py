@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
 from vlarl import errors
+from vlarl.envs.sim_worker import ALIVE
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,8 @@ class SubprocPool:
 
     target: "module:callable"; a worker calls it with its frame memory (a writable memoryview of
     `num_bytes`) and `arguments`, and serves the methods of what it returns.
-    timeout_s: how long one call may take, start-up included, before the worker counts as hung.
+    timeout_s: how long a worker may be silent during a call, start-up included, before it counts
+    as hung.
     """
 
     def __init__(
@@ -184,15 +186,19 @@ class SubprocPool:
         try:
             worker.conn.send(request)
         except (BrokenPipeError, ConnectionResetError):
-            self._restart(slot, "died")
+            self._restart(slot)
 
     def _receive(self, slot: int, answers: dict[int, Any]) -> None:
         worker = self._worker(slot)
         try:
-            ok, answer = worker.conn.recv()
+            message = worker.conn.recv()
         except (EOFError, OSError):
-            self._restart(slot, "died")
+            self._restart(slot)
             return
+        if message == ALIVE:
+            worker.deadline = time.monotonic() + self._timeout_s
+            return
+        ok, answer = message
         if not ok:
             raise errors.rebuilt(*answer) or errors.RunFailed(f"{answer[0]}: {answer[1]}")
         worker.request = worker.recovery = None
@@ -203,12 +209,14 @@ class SubprocPool:
         for slot, worker in owed.items():
             if worker.deadline <= now:
                 worker.process.kill()
-                self._restart(slot, f"did not answer within {self._timeout_s:g} s")
+                self._restart(slot, hung=True)
 
-    def _restart(self, slot: int, what: str) -> None:
+    def _restart(self, slot: int, *, hung: bool = False) -> None:
         old = self._worker(slot)
         words = old.end(_EXIT_S)
-        what = f"{what} (exit status {old.process.returncode})"
+        what = f"died (exit status {old.process.returncode})"
+        if hung:
+            what = f"was silent for {self._timeout_s:g} s and was stopped"
         if old.failures:
             raise errors.WorkerDied(
                 f"the simulator process of slot {slot} {what}, again after a restart. Its last "

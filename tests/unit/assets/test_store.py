@@ -67,6 +67,16 @@ def test_what_is_missing_comes_with_near_names_and_a_command(machine, name, mess
     assert str(machine / "cache") in caught.value.fix
 
 
+def test_a_path_is_not_taken_for_a_name_on_a_hub(machine):
+    with pytest.raises(AssetMissing) as caught:
+        store.resolve("runs/first")
+    assert caught.value.fix == "vlarl train --preset NAME --run-dir runs/first"
+    (machine / "here" / "runs").mkdir()
+    with pytest.raises(AssetMissing) as caught:
+        store.resolve("runs/first")
+    assert caught.value.fix == "ls runs"
+
+
 def test_home_is_a_user_folder_by_default(monkeypatch, tmp_path):
     monkeypatch.delenv("VLARL_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -41,7 +41,7 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(DeviceMissing) as caught:
         init_world(ComputeSection(device="cuda"), {})
-    assert caught.value.fix == "vlarl doctor --gpu"
+    assert caught.value.fix == "vlarl doctor"
     assert init_world(ComputeSection(device="auto"), {}).device.type == "cpu"
 
 

@@ -188,6 +188,18 @@ def test_ctrl_c_leaves_the_decision_to_the_parent(make):
     assert env.pids() == pids
 
 
+def test_a_long_demonstration_is_not_taken_for_a_hung_worker(make, caplog):
+    env = make(slow_s=0.3, max_steps=16)
+    env.reset([0], [episode(0)])
+    env.recv(1)
+    env._pool._timeout_s = 3.0  # a process that starts may take longer on a busy machine
+    start = time.monotonic()
+    (played,) = env.demonstrate([episode(0)], noise_std=0.0, seed=0)
+    assert time.monotonic() - start > 4.5, "one answer took longer than a worker may be silent"
+    assert len(played) == 16
+    assert caplog.records == []
+
+
 def test_a_worker_that_hangs_is_replaced(make, tmp_path):
     start = time.monotonic()
     env = make(fail="hang", once=tmp_path / "hung", timeout_s=4.0)

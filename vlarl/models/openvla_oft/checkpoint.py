@@ -33,7 +33,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 VALUE_HEAD = "value_head.safetensors"
 _LEGACY = "rotary_emb.inv_freq"
-_COPIED = ("*.json", "*.model", "*.py", "*.txt", "README.md", "action_head--*.pt")
+_COPIED = ("*.json", "*.model", "*.py", "*.txt", "action_head--*.pt")
 _SHOWN = 12
 
 
@@ -278,8 +278,8 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def copy_small_files(source: Path, folder: Path) -> None:
-    """Copy configuration, tokenizer and documentation; not the weights, their index, or stale
-    adapters.
+    """Copy configuration and tokenizer; not the weights, their index, stale adapters, or a
+    description, which is of other weights.
     """
     for pattern in _COPIED:
         for path in source.glob(pattern):

@@ -14,10 +14,13 @@ from vlarl.errors import DeviceMissing
 
 @dataclass(frozen=True, kw_only=True)
 class CountingConfig:
-    """fail: what goes wrong at x >= 3. marker: a file that exists once it has gone wrong."""
+    """fail: what goes wrong at x >= 3. once: a file that exists once it has gone wrong. slow_s:
+    what each action takes.
+    """
 
     goal: float = 1e9
     fail: str = ""
+    slow_s: float = 0.0
     once: Path | None = None
 
 
@@ -34,6 +37,7 @@ class CountingSim:
         self.x = float(episode.trial)
 
     def step(self, action):
+        time.sleep(self.config.slow_s)
         self.x += float(action.sum())
         if self.config.fail and self.x >= 3:
             self._fail()

@@ -111,7 +111,7 @@ class LineView:
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._feed = Feed(run)
-        self._said = time.monotonic()
+        self._opened = time.time()  # what an earlier start left behind is older
         self.say(f"training in {run.path}")
 
     def update(self) -> None:
@@ -119,7 +119,8 @@ class LineView:
         status = run_dir.read_status(self._run)
         for line in self._feed.poll():
             self.say(summary(line, status.max_steps if status else None, self._feed.lines))
-        if status is not None and time.monotonic() - self._said > _SILENCE_S:
+        is_new = status is not None and status.updated >= self._opened
+        if is_new and time.monotonic() - self._said > _SILENCE_S:
             self.say(f"step {status.step}/{status.max_steps}  {_doing(status)}")
 
     def say(self, text: str) -> None:

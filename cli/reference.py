@@ -126,7 +126,7 @@ def _asset(asset: Any) -> str:
         "",
         f"- repository: [{asset.repo}](https://huggingface.co/{asset.repo}) at `{asset.revision}`",
         f"- licence: {asset.licence or 'unknown'}",
-        f"- size: {readable(asset.num_bytes)}",
+        f"- size by the files below: {readable(asset.num_bytes)}",
         f"- presets: {presets}",
         "",
         "| file | | number | bytes |",

@@ -33,7 +33,7 @@ def report(
         bool,
         typer.Option(
             "--seeds",
-            help="The results differ in the seed only: mean over seeds with its 95 % interval.",
+            help="Results of one recipe with different seeds: their mean with its 95 % interval.",
             rich_help_panel="Config",
         ),
     ] = False,

@@ -285,6 +285,11 @@ def _finish(
     output.result(result.document(), text=format_table(result_rows(result)), ident=path)
     shared = result.protocol["plan"]["start_from_training_trial"]
     output.hint(f"{shared} of {len(result.plan)} planned episodes start from a training trial")
+    if result.num_diverged:
+        output.warn(
+            f"the simulator diverged in {result.num_diverged} of {len(result.episodes)} episodes, "
+            "which count as failures"
+        )
     output.hint(f"wrote {path}")
     if not is_finished(job, result):
         output.warn(f"interrupted; {len(result.missing)} missing: {name_some(result.missing)}")

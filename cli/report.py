@@ -99,7 +99,7 @@ def _protocol_line(result: EvalResult) -> str:
         f"({plan.get('split')} split, "
         f"{plan.get('start_from_training_trial')} from training trials)",
         f"horizon {env.get('horizon')}",
-        f"settle steps {env.get('settle_steps')}",
+        f"settle steps {env.get('facts', {}).get('settle_steps', env.get('settle_steps'))}",
         f"render quality {env.get('render_quality')}",
         f"temperature {sampling.get('temperature')}",
         f"seed {sampling.get('seed')}",

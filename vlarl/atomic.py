@@ -19,7 +19,8 @@ def refuse_existing(path: Path) -> None:
     """Raise ConfigError when `path` is taken: nothing is overwritten unless asked."""
     if path.exists():
         raise ConfigError(
-            f"{path} exists and is not overwritten; choose another name, or remove it first"
+            f"{path} exists and is not overwritten; choose another name, or replace it "
+            "with --overwrite"
         )
 
 

@@ -165,6 +165,13 @@ def merge(shards: Sequence[EvalResult]) -> EvalResult:
                 "these are not shards of one evaluation, their protocols differ: "
                 + "; ".join(different)
             )
+        if shard.plan_hash != first.plan_hash:
+            raise ConfigError(
+                f"these are not shards of one evaluation: one planned {len(first.plan)} episodes, "
+                f"another {len(shard.plan)}, and not the same ones"
+                if len(first.plan) != len(shard.plan)
+                else "these are not shards of one evaluation: they planned other episodes"
+            )
         clashes = [e.key for e in shard.episodes if episodes.get(e.key, e) != e]
         if clashes:
             raise ConfigError(

@@ -126,6 +126,11 @@ def prepare(job: EvalJob) -> Prepared:
         DeviceMissing: no GPU although one is asked for.
     """
     check_writable(job.out, overwrite=job.overwrite)
+    if job.repeats > 1 and job.temperature == 0:
+        raise ConfigError(
+            f"repeats: at temperature 0 all {job.repeats} episodes of a trial are the same one; "
+            "set a --temperature, or leave out --repeats"
+        )
     require_device(job.compute)
     env_module = registry.module("env", job.env.name)
     policy_module = registry.module("policy", job.policy.name)

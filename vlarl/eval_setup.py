@@ -53,6 +53,9 @@ def set_up(wanted: Wanted, *, out: Callable[[Subject, str], Path]) -> tuple[Eval
         "policy": _policy(subject, values, source),
     }
     given = parse_overrides(wanted.overrides)
+    for section in ("env", "policy"):
+        if section in given and not isinstance(given[section], dict):
+            raise ConfigError(f"{section}: is a section; set its fields, e.g. {section}.name=...")
     if "checkpoint" in _sub(given, "policy"):
         raise ConfigError("policy.checkpoint: name the checkpoint as the first argument instead")
     tree = merge(merge(tree, tree_of(wanted.fields or {}, CLI)), given)
@@ -78,7 +81,12 @@ def _base(wanted: Wanted) -> tuple[Subject, Mapping[str, Any], str]:
             return subject, {"env": env} if env else {}, companion.FILE
         return subject, resolved.load(subject.run.config).values, str(subject.run.config)
     values = compose(wanted.preset).values
-    subject = find_subject(wanted.checkpoint or str(values["policy"]["checkpoint"]))
+    named = wanted.checkpoint or (values.get("policy") or {}).get("checkpoint")
+    if named is None:
+        raise ConfigError(
+            f"preset {wanted.preset} names no checkpoint; name one as the first argument"
+        )
+    subject = find_subject(str(named))
     if subject.run is not None:
         raise ConfigError("a run has its own settings; leave out --preset, or name a checkpoint")
     return subject, values, f"preset {wanted.preset}"

@@ -129,6 +129,11 @@ class EvalResult:
         return sums
 
     @property
+    def num_diverged(self) -> int:
+        """Episodes that failed because the simulator diverged."""
+        return sum(e.diverged for e in self.episodes)
+
+    @property
     def mean_of_groups(self) -> tuple[float, Interval] | None:
         """Mean of the group rates with its 95 % interval; None for fewer than two groups.
 
@@ -164,6 +169,7 @@ class EvalResult:
             "success": rate_json(self.total) if self.episodes else None,
             "tasks": {task: rate_json(rate) for task, rate in self.by_task.items()},
         }
+        found["diverged"] = self.num_diverged
         mean = self.mean_of_groups
         if mean is not None:
             found["groups"] = {name: rate_json(rate) for name, rate in self.by_group.items()}

@@ -56,7 +56,7 @@ def test_every_trial_of_the_suite_is_played_once(checkpoint):
     assert found.is_complete
     for word in ("reach-left", "mean of 2 groups", "all episodes", f"{found.total.k}/16"):
         assert word in done.stdout
-    assert "0 of 16 episodes start from a training trial" in done.stderr
+    assert "0 of 16 planned episodes start from a training trial" in done.stderr
 
 
 def test_the_stamp_says_how_it_was_measured(checkpoint):
@@ -125,7 +125,7 @@ def test_tasks_by_name_and_by_position(checkpoint):
 
 def test_training_trials_are_counted_as_such(checkpoint):
     done = result_of("toy", "--suite", "toy_left", "--split", "train", "--out", "r.json")
-    assert "8 of 8 episodes start from a training trial" in done.stderr
+    assert "8 of 8 planned episodes start from a training trial" in done.stderr
 
 
 def test_fail_under_exits_with_4(checkpoint):
@@ -249,6 +249,9 @@ def test_spec_mismatch_comes_before_the_weights(checkpoint):
         (("--temperature", "-1"), "temperature"),
         (("--episodes", "0"), "episodes"),
         (("--repeats", "0"), "repeats"),
+        (("--repeats", "2", "--temperature", "0"), "all 2 episodes of a trial are the same one"),
+        (("env=3",), "env: is a section"),
+        (("policy=null",), "policy: is a section"),
         (("--num-slots", "0"), "env.num_slots"),
         (("--nproc", "two"), "--nproc: expected a number"),
         (("policy.checkpoint=other",), "first argument"),
@@ -260,13 +263,14 @@ def test_wrong_values_name_their_key(checkpoint, args, words):
 
 
 def test_what_to_evaluate_must_be_named(checkpoint):
+    assert "names no checkpoint" in error_of("--preset", "tiny_metaworld_sft")
     assert "name what to evaluate" in error_of("--suite", "toy_left")
     assert "--suite is needed" in error_of("./toy")
 
 
 @pytest.mark.slow
 def test_an_interrupted_evaluation_keeps_what_it_has(checkpoint):
-    line = "toy --suite toy_both --repeats 300 --out r.json"
+    line = "toy --suite toy_both --repeats 300 --temperature 1 --out r.json"
     code = "from vlarl_cli.main import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "eval", *line.split(), "--num-slots", "4"],

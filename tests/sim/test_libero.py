@@ -280,6 +280,15 @@ def test_physics_that_blows_up_diverges_and_leaves_no_trace(sim, number):
     assert sim.step(np.zeros(7, np.float32)) == (False, False)
 
 
+@pytest.mark.parametrize("number", [1e9, 1e30])
+def test_a_state_that_does_not_survive_settling_is_refused(sim, monkeypatch, number):
+    wild = libero_sim.init_state(episode(0).task, 0).copy()
+    wild[1:] = number
+    monkeypatch.setattr(libero_sim, "init_state", lambda task, trial: wild)
+    with pytest.raises(RunFailed, match=r"trial 33, diverges while it settles.*is damaged"):
+        sim.reset(episode(33))
+
+
 def test_states_of_another_version_are_refused(sim, monkeypatch):
     monkeypatch.setattr(libero_sim, "init_state", lambda task, trial: np.zeros(79))
     with pytest.raises(RunFailed, match="have 79 numbers, its model needs 92"):

@@ -60,8 +60,9 @@ class Listing:
 
 
 def endpoint() -> str:
-    """The hub's address, or its mirror's, from HF_ENDPOINT."""
-    return constants.ENDPOINT
+    """The hub's address, or its mirror's, from HF_ENDPOINT; for messages, so without a password."""
+    scheme, there, rest = constants.ENDPOINT.partition("://")
+    return f"{scheme}{there}{rest.rpartition('@')[2]}"
 
 
 def listing(repo: str, revision: str) -> Listing:

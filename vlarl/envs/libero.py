@@ -80,7 +80,7 @@ class LiberoConfig(EnvSection):
     protocol's."""
     reset_gripper_open: Bool = True
     """Open the gripper while settling, instead of leaving it where it is."""
-    layout_seed: Annotated[Int, Field(ge=0)] = 0
+    layout_seed: Annotated[Int, Field(ge=0, lt=2**32)] = 0
     """Where fixtures such as cabinets and stoves stand, which initial states do not hold. 0 is what
     published evaluations seed with."""
     cameras: tuple[Camera, ...] = ("agentview",)

@@ -17,6 +17,7 @@ Facts of robosuite 1.4 and LIBERO this relies on:
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -136,10 +137,26 @@ class LiberoSim:
             still = np.zeros(7)
             still[6] = -1.0 if self._config.reset_gripper_open else 0.0
             for _ in range(self._config.settle_steps):
-                self._advance(still)
+                self._settle(still, episode)
             self._task.settled[episode.trial] = self._capture(self._task)
         self._restore(self._task, self._task.settled[episode.trial])
         self._task.env._post_process()
+
+    def _settle(self, still: np.ndarray, episode: Episode) -> None:
+        """An action without motion. RunFailed when the physics does not survive it."""
+        with contextlib.suppress(np.linalg.LinAlgError):  # numbers that are not finite
+            self._advance(still)
+            if not self._blew_up():
+                return
+        raise RunFailed(
+            f"the physics of {episode.task}, trial {episode.trial}, diverges while it settles: its "
+            f"initial state in {task_named(episode.task).init_states} is damaged"
+        )
+
+    def _blew_up(self) -> bool:
+        data = self._task.data
+        warned = gl.blew_up(self._mujoco, data)
+        return warned or not (np.isfinite(data.qpos).all() and np.isfinite(data.qvel).all())
 
     def step(self, action: np.ndarray) -> Step:
         """Play one action: six deltas of the hand's pose in [-1, 1] and the gripper, +1 closes."""
@@ -147,9 +164,7 @@ class LiberoSim:
             self._advance(action.astype(np.float64))
         except np.linalg.LinAlgError:  # the controller inverts a matrix of non-finite numbers
             return Step(False, diverged=True)
-        data = self._task.data
-        diverged = gl.blew_up(self._mujoco, data)
-        if diverged or not (np.isfinite(data.qpos).all() and np.isfinite(data.qvel).all()):
+        if self._blew_up():
             return Step(False, diverged=True)
         return Step(bool(self._task.env._check_success()), diverged=False)
 

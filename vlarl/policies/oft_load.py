@@ -18,9 +18,11 @@ from vlarl.models.openvla_oft.processing import ImageFrontEnd, Prompts, read_nor
 from vlarl.policies.oft_policy import OftPolicy
 from vlarl.policies.openvla_oft import (
     L1,
+    PROPRIO,
     OftConfig,
     codecs,
     has_l1_head,
+    proprio_file,
     resolve_settings,
     spec,
 )
@@ -28,7 +30,6 @@ from vlarl.policies.openvla_oft import (
 log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_PROPRIO = "proprio_projector"
 
 
 def load(
@@ -61,7 +62,8 @@ def load(
             value_detach=cfg.value_detach,
         )
     checkpoint.load_weights(net, folder, device=device, dtype=_DTYPES[cfg.dtype])
-    _load_heads(net, folder, device=device, dtype=_DTYPES[cfg.dtype])
+    proprio = proprio_file(folder, settings, train=train)
+    _load_heads(net, folder, proprio, device=device, dtype=_DTYPES[cfg.dtype])
     net.eval()
     attention = check_bidirectional(net)
     if cfg.freeze_vision:
@@ -89,8 +91,12 @@ def load(
     )
 
 
-def _load_heads(net: OftNet, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
-    """The heads that live in files of their own; fresh ones where there is no file."""
+def _load_heads(
+    net: OftNet, folder: Path, proprio: Path | None, *, device: torch.device, dtype: torch.dtype
+) -> None:
+    """The heads that live in files of their own; fresh ones where there is no file. proprio: the
+    state projector's.
+    """
     if net.value_head is not None:
         head = net.value_head.to_empty(device="cpu")
         path = folder / checkpoint.VALUE_HEAD
@@ -104,12 +110,11 @@ def _load_heads(net: OftNet, folder: Path, *, device: torch.device, dtype: torch
         head.to(device)
     if net.proprio_projector is not None:
         projector = net.proprio_projector.to_empty(device="cpu")
-        path = checkpoint.component(folder, _PROPRIO)
-        if path:
-            checkpoint.load_head(projector, checkpoint.read_component(path), path)
+        if proprio is not None:
+            checkpoint.load_head(projector, checkpoint.read_component(proprio), proprio)
         else:
             projector.reset(noise.stream("proprio_projector"))
-            log.warning("%s has no %s file; starting with a fresh one", folder, _PROPRIO)
+            log.warning("%s has no %s file; starting with a fresh one", folder, PROPRIO)
         projector.to(device=device, dtype=dtype)
     if net.l1_head is not None:
         path = checkpoint.component(folder, L1)

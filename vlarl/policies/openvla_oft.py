@@ -29,6 +29,7 @@ from vlarl.models.openvla_oft.config import (
     Normalisation,
     Resize,
     Settings,
+    download,
     laid_out,
     read_json,
     read_net_config,
@@ -50,6 +51,7 @@ _COMPAT: Mapping[str, Mapping[str, Any]] = {
     "rlinf": {"resize": "bicubic", "centre_crop": False, "jpeg": "off", "stop_token": False},
 }
 L1 = "action_head"
+PROPRIO = "proprio_projector"
 """Component file of an L1 regression head."""
 
 
@@ -257,6 +259,7 @@ def check(cfg: OftConfig, *, needs_value: bool, train: bool = True) -> None:
     folder = store.resolve(cfg.checkpoint)
     has_l1_head(folder, train=train)
     config = read_net_config(folder)
+    proprio_file(folder, resolve_settings(cfg, folder), train=train)
     checkpoint.check_weights(config, folder)
     Prompts.from_folder(folder)
     read_normalisation(folder, config.image_size)
@@ -281,6 +284,21 @@ def load(
     """
     loader = importlib.import_module("vlarl.policies.oft_load")
     return loader.load(cfg, device=device, needs_value=needs_value, train=train)
+
+
+def proprio_file(folder: Path, settings: Settings, *, train: bool) -> Path | None:
+    """The file of the state projector; None without one, and when training starts a fresh one.
+
+    AssetMissing when there is none to evaluate with.
+    """
+    path = checkpoint.component(folder, PROPRIO) if settings.use_proprio else None
+    if settings.use_proprio and path is None and not train:
+        raise AssetMissing(
+            f"{folder} has no {PROPRIO}--*.pt, and policy.use_proprio wants one; without it the "
+            "policy would act on random numbers",
+            fix=download(folder),
+        )
+    return path
 
 
 def has_l1_head(folder: Path, *, train: bool) -> bool:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -125,6 +126,14 @@ def test_settings_travel_with_the_checkpoint(tiny_folder, tmp_path):
     two = fresh(tmp_path / "a")
     assert two.settings == one.settings
     assert two.spec == one.spec
+
+
+def test_evaluation_refuses_to_act_on_a_fresh_state_projector(tiny_folder):
+    cfg = OftConfig(checkpoint=str(tiny_folder), use_proprio=True)
+    for attempt in (check, partial(load, device=CPU)):
+        attempt(cfg, needs_value=False, train=True)
+        with pytest.raises(AssetMissing, match="no proprio_projector"):
+            attempt(cfg, needs_value=False, train=False)
 
 
 def test_the_state_projector_is_saved(tiny_folder, tmp_path, make_obs):

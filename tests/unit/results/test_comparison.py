@@ -97,10 +97,12 @@ def test_merged_shards_are_the_whole():
     assert whole.protocol["plan_hash"] == plan_hash(plan)
 
 
-def test_merging_different_plans_takes_their_union():
-    whole = merge([result([("x", 0, True)]), result([("y", 0, False)])])
-    assert whole.is_complete
-    assert whole.by_task == {"x": Rate(1, 1), "y": Rate(0, 1)}
+def test_parts_of_different_plans_are_refused():
+    one = result([("x", 0, True)])
+    with pytest.raises(ConfigError, match="they planned other episodes"):
+        merge([one, result([("y", 0, False)])])
+    with pytest.raises(ConfigError, match="one planned 1 episodes, another 2"):
+        merge([one, result([("x", 0, True), ("x", 1, True)])])
 
 
 def test_shards_that_disagree_are_refused_by_name():

@@ -233,3 +233,9 @@ def test_no_file_and_folders_are_told_apart(tmp_path):
         load(tmp_path / "x.json")
     with pytest.raises(ConfigError, match="is a folder"):
         load(tmp_path)
+
+
+def test_diverged_episodes_are_counted():
+    fine, lost = episode(), episode(trial=1, success=False, diverged=True)
+    assert result([fine]).summary()["diverged"] == 0
+    assert result([fine, lost]).summary()["diverged"] == 1

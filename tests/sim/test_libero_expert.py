@@ -86,8 +86,8 @@ def test_demonstrations_keep_what_was_wanted_beside_what_was_executed():
 
 def test_other_suites_are_refused_before_anything_starts():
     tasks = libero_tasks.suites()["libero_goal"]
-    cfg = libero.Config(suite="libero_goal", **TINY)
-    plan = [episode(task) for task in tasks[:2]]
+    cfg = libero.Config(suite="libero_goal", tasks=tasks[:2], **TINY)
+    plan = [episode(task) for task in cfg.tasks]
     with pytest.raises(ConfigError, match=r"libero_spatial and libero_object, not .* and 1 more"):
         next(libero.demonstrate(cfg, plan, noise_std=0.0, seed=0))
 

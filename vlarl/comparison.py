@@ -159,7 +159,9 @@ def merge(shards: Sequence[EvalResult]) -> EvalResult:
     first = shards[0]
     episodes: dict[EpisodeKey, EpisodeResult] = {}
     for shard in shards:
-        different = protocol_differences(first.protocol, shard.protocol, ignore=VOLATILE)
+        different = protocol_differences(
+            _without_place(first.protocol), _without_place(shard.protocol), ignore=VOLATILE
+        )
         if different:
             raise ConfigError(
                 "these are not shards of one evaluation, their protocols differ: "
@@ -186,6 +188,14 @@ def merge(shards: Sequence[EvalResult]) -> EvalResult:
         protocol={**first.protocol, "plan_hash": plan_hash(plan)},
         groups=groups,
     )
+
+
+def _without_place(protocol: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without the folder of a checkpoint whose hash is known: machines keep it elsewhere."""
+    checkpoint = protocol.get("checkpoint")
+    if not (isinstance(checkpoint, dict) and checkpoint.get("sha256")):
+        return protocol
+    return {**protocol, "checkpoint": {k: v for k, v in checkpoint.items() if k != "path"}}
 
 
 def protocol_differences(

@@ -111,6 +111,23 @@ def test_shards_that_disagree_are_refused_by_name():
         merge([one, result([("x", 0, False)])])
 
 
+def test_the_same_weights_may_lie_elsewhere():
+    plan = [("x", 0, True), ("x", 1, False)]
+    whole = result(plan)
+    parts = [
+        replace(
+            whole,
+            episodes=whole.episodes[i : i + 1],
+            protocol={"checkpoint": {"sha256": sha, "path": f"/host{i}/weights"}},
+        )
+        for i, sha in enumerate(("ab", "ab"))
+    ]
+    assert merge(parts).is_complete
+    other = replace(parts[1], protocol={"checkpoint": {"sha256": "cd", "path": "/host0/weights"}})
+    with pytest.raises(ConfigError, match="sha256"):
+        merge([parts[0], other])
+
+
 def test_shards_of_different_protocols_are_refused():
     one = result([("x", 0, True)], sampling={"temperature": 0.0})
     two = replace(result([("x", 1, True)]), protocol={"sampling": {"temperature": 1.6}})

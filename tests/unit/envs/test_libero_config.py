@@ -408,3 +408,9 @@ def test_the_tasks_need_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_layout_seed_is_one_that_numpy_takes():
+    assert libero.Config(layout_seed=2**32 - 1).layout_seed == 2**32 - 1
+    with pytest.raises(ValidationError, match="less than 4294967296"):
+        libero.Config(layout_seed=2**32)

@@ -19,7 +19,7 @@ import vlarl
 from vlarl import registry
 from vlarl.assets import store
 from vlarl.config.schema import runs_folder
-from vlarl.envs import gl, libero_install
+from vlarl.envs import gl, libero_install, libero_tasks
 from vlarl.errors import ConfigError, DeviceMissing, MissingError, VlarlError
 
 VARIABLES = (
@@ -135,7 +135,15 @@ def _libero() -> Check:
     except MissingError as error:
         return _broken("libero", str(error), error.fix)
     except VlarlError as error:
-        return _broken("libero", str(error), "unset LIBERO_CONFIG_PATH")
+        return _broken("libero", str(error), libero_install.drop_config())
+    try:
+        libero_tasks.check_complete()
+    except MissingError as error:
+        return _broken("libero", str(error), error.fix)
+    except VlarlError as error:
+        return _broken("libero", str(error), found.reinstall())
+    if found.redirected is not None:
+        return _broken("libero", "; ".join(found.notes()), libero_install.drop_config())
     detail = f"{found.distribution} in {found.root}, robosuite {found.robosuite}"
     return Check(name="libero", ok=True, detail="; ".join([detail, *found.notes()]))
 

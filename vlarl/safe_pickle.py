@@ -99,7 +99,7 @@ def load_saved_array(path: Path) -> np.ndarray:
         raise AssetMissing(f"there is no file {path}", fix=f"ls {path.parent}") from None
     # RuntimeError: zipfile's word for an encrypted member, or one in a compression it lacks.
     except (*_DAMAGED, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
-        raise CorruptFile(f"{path} is not a saved array ({error}); install it again") from None
+        raise CorruptFile(f"{path} is not a saved array ({error})") from None
 
 
 def _read_header(file: Any) -> tuple[int, ...]:

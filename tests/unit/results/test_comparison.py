@@ -27,6 +27,10 @@ def result(rows, plan=(), **protocol):
     return EvalResult(plan=keys, episodes=episodes, protocol=protocol)
 
 
+def weights(path, sha256=None):
+    return {"path": path, "sha256": sha256, "step": None}
+
+
 def test_pairs_are_matched_by_identity_not_by_position():
     a = result([("x", 0, True), ("x", 1, False), ("y", 0, False)])
     b = result([("y", 0, True), ("x", 1, True), ("x", 0, True)])
@@ -46,11 +50,11 @@ def test_difference_is_on_shared_episodes_and_the_others_are_named():
     assert found.total.difference == 0.5
     assert found.only_a == (EpisodeKey("x", 0, 0),)
     assert found.only_b == (EpisodeKey("x", 3, 0),)
-    assert "1 episodes only in A are left out: x trial 0 repeat 0" in found.warnings()
+    assert "1 episode only in A is left out: x trial 0 repeat 0" in found.warnings()
 
 
 def test_plans_without_overlap_are_refused_with_the_reason():
-    with pytest.raises(ConfigError, match=r"no episode in common.*A has 1 episodes of x.*B has 1"):
+    with pytest.raises(ConfigError, match=r"no episode in common.*A has 1 episode of x.*B has 1"):
         compare(result([("x", 0, True)]), result([("x", 1, True)]))
 
 
@@ -62,8 +66,9 @@ def test_trial_numbers_of_different_meaning_are_refused():
 
 
 def test_protocol_differences_are_warned_of_but_not_the_weights():
-    a = result([("x", 0, True)], env={"horizon": 100}, checkpoint={"path": "a"}, date="1")
-    b = result([("x", 0, True)], env={"horizon": 90, "q": 1}, checkpoint={"path": "b"}, date="2")
+    env = {"name": "toy", "horizon": 100}
+    a = result([("x", 0, True)], env=env, checkpoint=weights("a"), date="1")
+    b = result([("x", 0, True)], env=env | {"horizon": 90, "q": 1}, checkpoint=weights("b"))
     found = compare(a, b)
     assert found.differences == ("env.horizon: 100 | 90", "env.q: (absent) | 1")
     (warning,) = found.warnings()
@@ -101,7 +106,7 @@ def test_parts_of_different_plans_are_refused():
     one = result([("x", 0, True)])
     with pytest.raises(ConfigError, match="they planned other episodes"):
         merge([one, result([("y", 0, False)])])
-    with pytest.raises(ConfigError, match="one planned 1 episodes, another 2"):
+    with pytest.raises(ConfigError, match="one planned 1 episode, another 2"):
         merge([one, result([("x", 0, True), ("x", 1, True)])])
 
 
@@ -118,18 +123,18 @@ def test_the_same_weights_may_lie_elsewhere():
         replace(
             whole,
             episodes=whole.episodes[i : i + 1],
-            protocol={"checkpoint": {"sha256": sha, "path": f"/host{i}/weights"}},
+            protocol={"checkpoint": weights(f"/host{i}/weights", sha)},
         )
         for i, sha in enumerate(("ab", "ab"))
     ]
     assert merge(parts).is_complete
-    other = replace(parts[1], protocol={"checkpoint": {"sha256": "cd", "path": "/host0/weights"}})
+    other = replace(parts[1], protocol={"checkpoint": weights("/host0/weights", "cd")})
     with pytest.raises(ConfigError, match="sha256"):
         merge([parts[0], other])
 
 
 def test_shards_of_different_protocols_are_refused():
-    one = result([("x", 0, True)], sampling={"temperature": 0.0})
-    two = replace(result([("x", 1, True)]), protocol={"sampling": {"temperature": 1.6}})
+    one = result([("x", 0, True)], sampling={"temperature": 0.0, "seed": 0})
+    two = result([("x", 1, True)], sampling={"temperature": 1.6, "seed": 0})
     with pytest.raises(ConfigError, match=r"sampling.temperature: 0.0 \| 1.6"):
         merge([one, two])

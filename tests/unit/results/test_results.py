@@ -16,6 +16,15 @@ from vlarl.results import (
     plan_hash,
 )
 
+PROTOCOL = {
+    "plan": {"split": "eval", "start_from_training_trial": 0},
+    "versions": {"vlarl": "0.1.0"},
+    "env": {"name": "toy", "horizon": 10, "facts": {}},
+    "policy": {"name": "toy"},
+    "sampling": {"temperature": 0.0, "seed": 0},
+    "checkpoint": {"path": "p", "sha256": "a" * 64, "step": None},
+}
+
 
 def episode(task="reach-v3", trial=0, repeat=0, success=True, **other):
     fields = {"num_steps": 10, "total_reward": 1.0, "num_clipped": 0, "diverged": False} | other
@@ -37,7 +46,7 @@ def three_tasks():
             for i, success in enumerate(successes)
         ],
         groups={"easy": ("a", "b"), "hard": ("c",)},
-        protocol={"sampling": {"temperature": 0.0}},
+        protocol=PROTOCOL,
     )
 
 
@@ -177,15 +186,50 @@ def damaged(path, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: d["episodes"][0].update(success=False), "summary does not belong"),
-        (lambda d: d["summary"]["success"].update(k=0), "summary does not belong"),
-        (lambda d: d["summary"]["success"].update(rate=0.9), "summary does not belong"),
-        (lambda d: d["summary"]["success"].update(interval_95=[0, 1]), "summary does not belong"),
-        (lambda d: d["summary"]["success"].update(interval_95=[]), "summary does not belong"),
-        (lambda d: d["summary"].update(success=None), "summary does not belong"),
-        (lambda d: d["episodes"][0].update(trial="0"), "episodes.0.trial"),
-        (lambda d: d["episodes"][0].update(extra=1), "episodes.0.extra"),
-        (lambda d: d["episodes"][0].pop("num_steps"), "episodes.0.num_steps"),
+        (lambda d: d["episodes"][0].update(success=False), r"summary\.success\.k: .* 3, .* give 2"),
+        (lambda d: d["summary"]["success"].update(k=0), r"summary\.success\.k: the file says 0"),
+        (lambda d: d["summary"]["success"].update(k=True), r"success\.k: the file says true"),
+        (lambda d: d["summary"]["success"].update(rate=0.9), r"summary\.success\.rate"),
+        (lambda d: d["summary"]["success"].update(interval_95=[0, 1]), r"success\.interval_95\.0"),
+        (lambda d: d["summary"]["success"].update(interval_95=[]), r"success\.interval_95: "),
+        (lambda d: d["summary"].update(success=None), r"summary\.success: the file says null"),
+        (
+            lambda d: d["summary"]["tasks"]["b"].update(k=1),
+            r"summary\.tasks\.b\.k: .* 1, .* give 2",
+        ),
+        (lambda d: d["summary"]["tasks"].pop("b"), r"summary\.tasks\.b: the file says null"),
+        (lambda d: d["summary"]["groups"]["easy"].update(k=4), r"summary\.groups\.easy\.k"),
+        (
+            lambda d: d["summary"]["mean_of_groups"].update(rate=1.0),
+            r"summary\.mean_of_groups\.rate",
+        ),
+        (lambda d: d["summary"].update(complete=False), r"summary\.complete: the file says false"),
+        (lambda d: d["summary"].update(planned=9), r"summary\.planned: the file says 9"),
+        (lambda d: d["summary"].update(diverged=1), r"summary\.diverged"),
+        (lambda d: d["summary"].update(extra=1), r"summary\.extra"),
+        (
+            lambda d: d["protocol"].update(plan_hash="x"),
+            r"protocol\.plan_hash: the file says \"x\"",
+        ),
+        (lambda d: d["protocol"].update(sampling=None), r"protocol\.sampling: should be"),
+        (lambda d: d["protocol"].update(env=3), r"protocol\.env: should be"),
+        (lambda d: d["protocol"].update(checkpoint=[]), r"protocol\.checkpoint: should be"),
+        (lambda d: d["protocol"].update(versions=None), r"protocol\.versions: should be"),
+        (lambda d: d["protocol"]["sampling"].pop("seed"), r"protocol\.sampling\.seed: missing"),
+        (lambda d: d["protocol"]["env"].update(facts=None), r"protocol\.env\.facts: should be"),
+        (lambda d: d["groups"].update(easy=["nope"]), "group 'easy' has 'nope'"),
+        (lambda d: d["episodes"][0].update(num_steps=0), "a trial 0 repeat 0 has num_steps 0"),
+        (lambda d: d["episodes"][0].update(num_steps=11), "num_steps 11, not 1 to 10"),
+        (lambda d: d["episodes"][0].update(num_clipped=-1), "num_clipped -1"),
+        (lambda d: d["episodes"][0].update(diverged=True), "although the simulator diverged"),
+        (lambda d: d["episodes"][0].update(total_reward=float("nan")), "is not JSON"),
+        (lambda d: d.update(version="1"), 'version is "1", expected the number 1'),
+        (
+            lambda d: d["episodes"][0].update(trial="0"),
+            r"episodes\[0\]\.trial: should be a valid integer; got '0'",
+        ),
+        (lambda d: d["episodes"][0].update(extra=1), r"episodes\[0\]\.extra: Unexpected"),
+        (lambda d: d["episodes"][0].pop("num_steps"), r"episodes\[0\]\.num_steps: missing"),
         (lambda d: d["episodes"].append(dict(d["episodes"][0])), "a trial 0 repeat 0 was played 2"),
         (lambda d: d["plan"].append(["z", 0, 0]), "plan_hash"),
         (lambda d: d["plan"].append(d["plan"][0]), "planned 2 times"),
@@ -218,6 +262,45 @@ def test_a_cut_file_is_named(tmp_path):
     path.write_text(path.read_text()[:-20])
     with pytest.raises(CorruptFile, match="cut short"):
         load(path)
+
+
+def test_thousands_of_brackets_are_one_message(tmp_path):
+    (tmp_path / "x.json").write_text("[" * 100_000)
+    with pytest.raises(CorruptFile, match=r"x\.json is not JSON.*recursion limit"):
+        load(tmp_path / "x.json")
+
+
+def test_a_file_without_the_count_of_diverged_episodes_reads(tmp_path):
+    path = tmp_path / "x.json"
+    three_tasks().save(path)
+    damaged(path, lambda d: d["summary"].pop("diverged"))
+    assert load(path) == three_tasks()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_json_lacks_are_not_written(tmp_path, number):
+    with pytest.raises(RunFailed, match="a trial 0 repeat 0 has total_reward"):
+        result([episode("a", total_reward=number)])
+    with pytest.raises(RunFailed, match="cannot write"):
+        result([episode("a")], protocol={"other": number}).save(tmp_path / "x.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("played", "shard", "words"),
+    [
+        ((0, 2, 4), (1, 2), "shard 1/2: 3 of 5 planned episodes"),
+        ((1, 4), (2, 3), "shard 2/3: 2 of 5 planned episodes"),
+        ((0, 1), None, "incomplete: 2 of 5 planned episodes"),
+        ((1,), None, "incomplete: 1 of 5 planned episodes"),
+        ((0, 1, 2, 3, 4), None, "all 5 planned episodes"),
+        ((), None, "incomplete: 0 of 5 planned episodes"),
+    ],
+)
+def test_a_shard_is_known_by_what_was_played(played, shard, words):
+    found = result([episode("a", i) for i in played], [EpisodeKey("a", i, 0) for i in range(5)])
+    assert found.shard == shard
+    assert found.coverage == words
 
 
 def test_another_version_is_refused(tmp_path):

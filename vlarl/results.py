@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -92,7 +93,7 @@ class EvalResult:
     def __post_init__(self) -> None:
         problems = shape_problems(self.protocol)
         if problems:
-            raise RunFailed("; ".join(problems))
+            raise RunFailed(_joined(problems))
         problems = coverage_problems(self.plan, [e.key for e in self.episodes])
         planned = {key.task for key in self.plan}
         problems += [
@@ -102,11 +103,11 @@ class EvalResult:
             if task not in planned
         ]
         if problems:
-            raise RunFailed("the evaluation does not fit its plan: " + "; ".join(problems))
+            raise RunFailed("the evaluation does not fit its plan: " + _joined(problems))
         horizon = self.protocol.get("env", {}).get("horizon", math.inf)
         problems = [text for e in self.episodes for text in episode_problems(e, horizon)]
         if problems:
-            raise RunFailed("impossible outcomes: " + "; ".join(problems))
+            raise RunFailed("impossible outcomes: " + _joined(problems))
         order = {key: i for i, key in enumerate(self.plan)}
         in_order = tuple(sorted(self.episodes, key=lambda e: order[e.key]))
         object.__setattr__(self, "episodes", in_order)
@@ -287,6 +288,11 @@ def name_some(keys: Sequence[EpisodeKey], limit: int = 5) -> str:
     return ", ".join(map(str, keys[:limit])) + rest
 
 
+def _joined(problems: Sequence[str], limit: int = 5) -> str:
+    rest = [f"and {len(problems) - limit} more"] if len(problems) > limit else []
+    return "; ".join([*problems[:limit], *rest])
+
+
 def counted(count: int, noun: str) -> str:
     """`1 episode`, `2 episodes`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -388,7 +394,7 @@ def _first_difference(stated: Any, derived: Any, where: str) -> str | None:
             return None
         if type(stated) is type(derived) and stated == derived:
             return None
-        said, given = (json.dumps(x) for x in (stated, derived))
+        said, given = (shorten(json.dumps(x), 80, placeholder=" ...") for x in (stated, derived))
         return f"{where}: the file says {said}, its plan and episodes give {given}"
     found = (_first_difference(a, b, key) for key, a, b in pairs)
     return next((text for text in found if text is not None), None)

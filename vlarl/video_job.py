@@ -94,7 +94,9 @@ def prepare(
     passing = _passing(result, episodes, only)
     chosen = _spread(passing, len(passing) if episodes else limit)
     protocol = result.protocol
-    env_values, policy_values = _section(protocol, "env", path), _section(protocol, "policy", path)
+    env_values, policy_values, _ = (
+        _section(protocol, name, path) for name in ("env", "policy", "sampling")
+    )
     env_module = registry.module("env", env_values["name"])
     policy_module = registry.module("policy", policy_values["name"])
     folder, notes = _checkpoint(protocol, path)
@@ -145,10 +147,9 @@ def _episode(key: EpisodeKey, index: int) -> Episode:
 
 
 def _section(protocol: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
-    section = protocol.get(name)
-    if not isinstance(section, dict) or "name" not in section:
+    if name not in protocol:
         raise ConfigError(f"{path} does not say which {name} was used, so it cannot be replayed")
-    return dict(section)
+    return dict(protocol[name])
 
 
 def _known(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,6 +111,14 @@ def test_bad_requests_are_one_message(result, words, code, message):
     assert not list(Path().glob("*.mp4"))
 
 
+@pytest.mark.parametrize("section", ["env", "policy", "sampling"])
+def test_a_protocol_without_a_section_is_one_message(result, section):
+    document = json.loads(Path("r.json").read_text())
+    del document["protocol"][section]
+    Path("r.json").write_text(json.dumps(document))
+    assert f"does not say which {section} was used" in video("r.json", code=2).stderr
+
+
 def test_a_result_without_its_checkpoint_is_an_error(result):
     Path("toy").rename("gone")
     done = video("r.json", code=3)

@@ -44,7 +44,7 @@ def load(path: Path) -> Composed:
         raise ConfigError(f"{path} does not exist; is {path.parent} a run directory?") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{path} is not the config.json of a run") from None
     if not isinstance(values, dict) or not isinstance(sources, dict):
         raise ConfigError(f"{path} is not the config.json of a run")

@@ -24,6 +24,8 @@ class Leaf:
     source: str
 
 
+_TOO_DEEP = "brackets are nested too deeply"
+
 Tree = dict[str, "Tree | Leaf"]
 """Sections by name, leaves at the ends."""
 
@@ -106,6 +108,8 @@ def read_tree(text: str, label: str) -> Tree:
         raise ConfigError(_describe(error, label)) from None
     except ValueError as error:  # a number with a tag it does not fit, or with too many digits
         raise ConfigError(f"{label}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{label}: {_TOO_DEEP}") from None
 
 
 def read_value(text: str) -> Any:
@@ -117,6 +121,8 @@ def read_value(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # a subclass of SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(getattr(error, "problem", None) or "not valid YAML") from None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
 
 
 def _convert(loader: _Loader, node: yaml.MappingNode, label: str) -> Tree:

@@ -55,6 +55,7 @@ def test_yaml_of_a_run_composes_to_the_same_run(composed, write):
         ("[]", "is not the config.json of a run"),
         ('{"config": [], "sources": {}}', "is not the config.json of a run"),
         ('{"model_type": "llama"}', "is not the config.json of a run"),
+        ("[" * 100_000, "is not the config.json of a run"),
     ],
 )
 def test_a_file_that_is_no_run_is_refused(tmp_path, text, message):

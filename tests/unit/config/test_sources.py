@@ -68,6 +68,14 @@ def test_bad_yaml_is_one_message_with_the_line(text, message):
     assert message in str(caught.value)
 
 
+def test_thousands_of_brackets_are_one_message():
+    deep = "[" * 5000 + "]" * 5000
+    with pytest.raises(ConfigError, match="x.yaml: brackets are nested too deeply"):
+        read_tree(f"a: {deep}", "x.yaml")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_value(deep)
+
+
 def test_a_bad_value_is_a_value_error():
     with pytest.raises(ValueError, match="expected"):
         read_value("[a")

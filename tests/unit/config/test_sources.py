@@ -70,7 +70,7 @@ def test_bad_yaml_is_one_message_with_the_line(text, message):
 
 def test_thousands_of_brackets_are_one_message():
     deep = "[" * 5000 + "]" * 5000
-    with pytest.raises(ConfigError, match="x.yaml: brackets are nested too deeply"):
+    with pytest.raises(ConfigError, match=r"x\.yaml: brackets are nested too deeply"):
         read_tree(f"a: {deep}", "x.yaml")
     with pytest.raises(ValueError, match="nested too deeply"):
         read_value(deep)

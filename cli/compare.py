@@ -34,10 +34,16 @@ def compare(
     from vlarl.results import load
 
     output = Output(json=json, quiet=quiet)
-    found = comparison.compare(load(file_a), load(file_b))
+    files = {"a": file_a, "b": file_b}
+    results = {side: load(path) for side, path in files.items()}
+    found = comparison.compare(results["a"], results["b"])
+    document = found.document() | {
+        "files": files,
+        "checkpoints": {side: r.protocol.get("checkpoint") for side, r in results.items()},
+    }
     rows = [_paired_row(task, paired) for task, paired in found.by_task.items()]
     rows.append(_paired_row("all pairs", found.total))
-    output.result(found.document(), text=format_table(rows), ident=f"{found.total.difference:+.4f}")
+    output.result(document, text=format_table(rows), ident=f"{found.total.difference:+.4f}")
     for warning in found.warnings():
         output.warn(warning)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +12,8 @@ from vlarl.errors import ConfigError
 
 from .options import JsonOpt, OverwriteOpt, QuietOpt
 from .output import Output, format_table
+from .tables import escaped, result_rows, seed_rows, side_by_side
 from .tables import markdown as to_markdown
-from .tables import result_rows, seed_rows, side_by_side
 
 if TYPE_CHECKING:
     from vlarl.results import EvalResult
@@ -50,64 +51,94 @@ def report(
     the success rate of each result.
     """
     from vlarl.results import load
-    from vlarl.seeds import over_seeds
+    from vlarl.seeds import over_seeds, training_warnings
 
     output = Output(json=json, quiet=quiet)
+    names = _distinct(files)
     results = [load(path) for path in files]
+    for path, result in zip(files, results, strict=True):
+        if not result.episodes:
+            raise ConfigError(f"{path}: no episode was played, so there is nothing to report")
     ident: list[str] = [f"{result.total.value:.4f}" for result in results]
+    by_file = dict(zip(files, results, strict=True))
+    warnings = _warnings(by_file)
     document: object
     if seeds:
-        found = over_seeds(results)
-        rows, document = seed_rows(found), found.document()
+        found = over_seeds({str(path): result for path, result in by_file.items()})
+        warnings += training_warnings(by_file)
+        rows, document = seed_rows(found), {**found.document(), "warnings": warnings}
         ident = [f"{found.total.mean:.4f}"]
     elif len(results) == 1:
         rows, document = result_rows(results[0]), results[0].summary()
     else:
-        names = _distinct(files)
+        warnings += _unlike(by_file)
         rows = side_by_side(dict(zip(names, results, strict=True)))
         document = {n: r.summary() for n, r in zip(names, results, strict=True)}
     text = format_table(rows)
     if markdown:
-        text = "\n".join([to_markdown(rows), "", *map(_protocol_line, results)])
+        notes = [f"- **warning**: {escaped(warning)}" for warning in warnings]
+        stamps = [line for path, result in by_file.items() for line in _stamp(path, result)]
+        text = "\n".join([to_markdown(rows), "", *notes, *stamps])
     output.result(document, text=text, ident=ident)
-    for path, result in zip(files, results, strict=True):
-        if not result.is_complete:
-            output.warn(f"{path} is incomplete: {len(result.missing)} episodes are missing")
+    for warning in warnings:
+        output.warn(warning)
 
 
 def _distinct(files: list[Path]) -> list[str]:
     """File names without ending; whole paths where those are alike."""
+    if len({path.resolve() for path in files}) < len(files):
+        raise ConfigError("a result file is named twice")
     stems = [path.stem for path in files]
     names = [
         stem if stems.count(stem) == 1 else str(path.with_suffix(""))
         for stem, path in zip(stems, files, strict=True)
     ]
-    if len(set(names)) < len(names):
-        raise ConfigError("a result file is named twice")
-    return names
+    return names if len(set(names)) == len(names) else [str(path) for path in files]
 
 
-def _protocol_line(result: EvalResult) -> str:
-    """The parts of a protocol without which a number says nothing."""
-    protocol = result.protocol
-    env, plan = protocol.get("env", {}), protocol.get("plan", {})
-    sampling, checkpoint = protocol.get("sampling", {}), protocol.get("checkpoint", {})
-    versions = protocol.get("versions", {})
-    weights = (checkpoint.get("sha256") or "")[:12] or f"step {checkpoint.get('step')}"
-    parts = [
-        f"{len(result.plan)} episodes of {len(result.by_task)} tasks in {env.get('name')} "
-        f"({plan.get('split')} split, "
-        f"{plan.get('start_from_training_trial')} from training trials)",
-        f"horizon {env.get('horizon')}",
-        f"settle steps {env.get('facts', {}).get('settle_steps', env.get('settle_steps'))}",
-        f"render quality {env.get('render_quality')}",
-        f"temperature {sampling.get('temperature')}",
-        f"seed {sampling.get('seed')}",
-        f"weights {weights}",
-        f"plan {result.plan_hash[:12]}",
-        ", ".join(f"{name} {number}" for name, number in versions.items()),
-    ]
-    return "- " + "; ".join(parts)
+def _warnings(results: Mapping[Path, EvalResult]) -> list[str]:
+    """What has to be known of each result before its numbers are quoted."""
+    from vlarl.protocol import caveats
+    from vlarl.results import counted
+
+    found = []
+    for path, result in results.items():
+        if not result.is_complete:
+            found.append(f"{path} is not the whole evaluation, {result.coverage}")
+        if result.num_diverged:
+            lost = counted(result.num_diverged, "episode")
+            found.append(f"{path}: the simulator diverged in {lost}, counted as failures")
+        if caveats(result.protocol):
+            found.append(f"{path}: {caveats(result.protocol)}")
+    return found
+
+
+def _unlike(results: Mapping[Path, EvalResult]) -> list[str]:
+    """In what, other than the weights, the results differ from the first."""
+    from vlarl.comparison import other_than_weights
+
+    (start, first), *others = results.items()
+    found = []
+    for path, result in others:
+        different = other_than_weights(first, result)
+        if result.plan_hash != first.plan_hash:
+            different.append(
+                f"planned episodes: {len(first.plan)} | {len(result.plan)}, not the same"
+            )
+        if different:
+            found.append(
+                f"{start} and {path} were not measured alike, so their numbers may differ for "
+                "more than the weights: " + "; ".join(different)
+            )
+    return found
+
+
+def _stamp(path: Path, result: EvalResult) -> list[str]:
+    """How it was measured, as a Markdown list."""
+    from vlarl.protocol import in_words
+
+    first = f"{path.name}: {result.coverage}; plan {result.plan_hash[:12]}"
+    return [f"- {escaped(first)}", *(f"  - {escaped(line)}" for line in in_words(result.protocol))]
 
 
 def merge(
@@ -128,19 +159,32 @@ def merge(
     error. When episodes are missing they are named, and nothing is written.
     """
     from vlarl.comparison import merge as merged
-    from vlarl.results import load, name_some
+    from vlarl.results import counted, load, name_some
 
     output = Output(json=json, quiet=quiet)
     parts = [load(path) for path in files]
     whole = merged(parts)
     if not whole.is_complete:
         raise ConfigError(
-            f"{len(whole.missing)} of {len(whole.plan)} planned episodes are in none of the parts: "
-            f"{name_some(whole.missing)}; play them with `vlarl eval --shard`"
+            f"{len(whole.missing)} of {counted(len(whole.plan), 'planned episode')} are in none of "
+            f"the parts: {name_some(whole.missing)}; {_advice(parts)}"
         )
     whole.save(out, overwrite=overwrite)
     twice = sum(len(part.episodes) for part in parts) - len(whole.episodes)
     if twice:
-        output.hint(f"{twice} episodes were in more than one part, and count once")
+        was = "was" if twice == 1 else "were"
+        output.hint(f"{counted(twice, 'episode')} {was} in more than one part, counted once")
     output.result(whole.document(), text=format_table(result_rows(whole)), ident=out)
     output.hint(f"wrote {out}")
+
+
+def _advice(parts: Sequence[EvalResult]) -> str:
+    """How to play what no part has."""
+    shards = {part.shard for part in parts if part.shard is not None}
+    counts = {count for _, count in shards}
+    if len(counts) != 1 or any(part.shard is None for part in parts):
+        return "play them with `vlarl eval --shard I/N`"
+    (count,) = counts
+    missing = [f"{i}/{count}" for i in range(1, count + 1) if (i, count) not in shards]
+    which = f"shard {missing[0]} is" if len(missing) == 1 else f"shards {', '.join(missing)} are"
+    return f"{which} missing: `vlarl eval ... --shard {missing[0]}`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def result_rows(result: EvalResult) -> list[Row]:
                 "95% interval": span(mean[1]),
             }
         )
-    return [*rows, _rate_row("all episodes", result.total)]
+    return [*rows, _rate_row(_all(result), result.total)]
 
 
 def seed_rows(found: OverSeeds) -> list[Row]:
@@ -38,21 +39,28 @@ def seed_rows(found: OverSeeds) -> list[Row]:
 
 
 def side_by_side(results: Mapping[str, EvalResult]) -> list[Row]:
-    """One column of k/n and success per result; a task that a result lacks is left empty."""
-    tables = {name: {**r.by_task, "all episodes": r.total} for name, r in results.items()}
+    """One column of k/n, success and interval per result; a task that it lacks is left empty."""
+    last = _all(*results.values())
+    tables = {name: {**r.by_task, last: r.total} for name, r in results.items()}
     tasks = dict.fromkeys(task for r in results.values() for task in r.by_task)
     return [
         {"task": task}
         | {name: _short(table[task]) if task in table else "" for name, table in tables.items()}
-        for task in [*tasks, "all episodes"]
+        for task in [*tasks, last]
     ]
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """A table as GitHub and most papers' tools read it."""
     header = list(rows[0])
-    lines = [header, ["---"] * len(header), *([str(row[key]) for key in header] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    cells = [header, *([str(row[key]) for key in header] for row in rows)]
+    first, *rest = ["| " + " | ".join(map(escaped, line)) + " |" for line in cells]
+    return "\n".join([first, "| --- " * len(header) + "|", *rest])
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, in one cell of a table."""
+    return re.sub(r"([\\|*`<])", r"\\\1", " ".join(text.split("\n")))
 
 
 def percent(value: float) -> str:
@@ -63,6 +71,10 @@ def percent(value: float) -> str:
 def span(interval: Interval) -> str:
     """(0.4, 0.6) -> '40.0 to 60.0 %'."""
     return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+
+
+def _all(*results: EvalResult) -> str:
+    return "all episodes" if all(r.is_complete for r in results) else "played episodes"
 
 
 def _rate_row(name: str, rate: Rate) -> Row:
@@ -76,8 +88,8 @@ def _rate_row(name: str, rate: Rate) -> Row:
 
 def _seed_row(found: OverSeeds, name: str, mean: SeedMean) -> Row:
     each = {
-        f"seed {seed}" if found.seeds.count(seed) == 1 else f"result {i}": f"{rate.k}/{rate.n}"
-        for i, (seed, rate) in enumerate(zip(found.seeds, mean.rates, strict=True), start=1)
+        f"seed {seed}" if found.seeds.count(seed) == 1 else result: f"{rate.k}/{rate.n}"
+        for result, seed, rate in zip(found.names, found.seeds, mean.rates, strict=True)
     }
     return {
         "task": name,
@@ -88,4 +100,4 @@ def _seed_row(found: OverSeeds, name: str, mean: SeedMean) -> Row:
 
 
 def _short(rate: Rate) -> str:
-    return f"{rate.k}/{rate.n} ({percent(rate.value).strip()})"
+    return f"{rate.k}/{rate.n}, {percent(rate.value).strip()} ({span(rate.interval)})"

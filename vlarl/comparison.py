@@ -107,13 +107,12 @@ def compare(a: EvalResult, b: EvalResult) -> Comparison:
     by_task: dict[str, list[tuple[EpisodeResult, EpisodeResult]]] = {}
     for pair in pairs:
         by_task.setdefault(pair[0].task, []).append(pair)
-    different = protocol_differences(a.protocol, b.protocol, ignore=(*VOLATILE, "checkpoint"))
     return Comparison(
         total=_paired(pairs),
         by_task={task: _paired(own) for task, own in by_task.items()},
         only_a=tuple(e.key for e in a.episodes if e.key not in shared),
         only_b=tuple(e.key for e in b.episodes if e.key not in shared),
-        differences=tuple(different),
+        differences=tuple(other_than_weights(a, b)),
         repeats=max(len({k.repeat for k in own}) for own in _by_start(shared)),
     )
 
@@ -205,6 +204,13 @@ def _without_place(protocol: Mapping[str, Any]) -> Mapping[str, Any]:
     if not (isinstance(checkpoint, dict) and checkpoint.get("sha256")):
         return protocol
     return {**protocol, "checkpoint": {k: v for k, v in checkpoint.items() if k != "path"}}
+
+
+def other_than_weights(a: EvalResult, b: EvalResult) -> list[str]:
+    """`key: value in a | value in b` for all of the protocol that can change a result, but the
+    checkpoint.
+    """
+    return protocol_differences(a.protocol, b.protocol, ignore=(*VOLATILE, "checkpoint"))
 
 
 def protocol_differences(

@@ -26,7 +26,7 @@ from vlarl.errors import ConfigError
 from vlarl.proportions import Interval, Rate
 from vlarl.results import EvalResult
 from vlarl.run_dir import RunDir
-from vlarl.seeds import mean_of_seeds
+from vlarl.seeds import mean_of_seeds, recipe
 
 SUCCESS = "eval/success_once"
 
@@ -95,11 +95,8 @@ def group_runs(runs: Sequence[Path]) -> dict[str, list[Path]]:
     groups: dict[str, list[Path]] = {}
     names: dict[str, str] = {}
     for run in runs:
-        values = dict(resolved.load(RunDir(run).config).values)
-        name = str(values.pop("name", run.name))
-        for own in ("seed", "run_dir"):
-            values.pop(own, None)
-        key = json.dumps(values, sort_keys=True)
+        name = resolved.load(RunDir(run).config).name
+        key = json.dumps(recipe(RunDir(run)), sort_keys=True)
         if key not in names:
             stem = re.sub(r"[-_]?(seed|s)?[-_]?\d+$", "", name) or name
             names[key] = stem if stem not in groups else f"{stem} ({len(groups) + 1})"

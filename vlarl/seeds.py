@@ -9,15 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from scipy.special import stdtrit
 
 from vlarl.comparison import VOLATILE, protocol_differences
+from vlarl.config import resolved
 from vlarl.errors import ConfigError
 from vlarl.proportions import Interval, Rate
-from vlarl.results import EvalResult
+from vlarl.results import EvalResult, counted
+from vlarl.run_dir import RunDir, checkpoint_step
 
 
 def mean_of_seeds(values: Sequence[float]) -> tuple[float, Interval]:
@@ -60,8 +63,12 @@ class SeedMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverSeeds:
-    """Results that differ in the seed only. by_task, by_group: those that all results have."""
+    """Results that differ in the seed only.
 
+    names: of the results. by_task, by_group: those that all results have.
+    """
+
+    names: tuple[str, ...]
     seeds: tuple[int, ...]
     total: SeedMean
     by_task: Mapping[str, SeedMean]
@@ -70,6 +77,7 @@ class OverSeeds:
     def document(self) -> dict[str, Any]:
         """Everything as JSON values."""
         return {
+            "results": list(self.names),
             "seeds": list(self.seeds),
             "success": self.total.as_json(),
             "tasks": {name: mean.as_json() for name, mean in self.by_task.items()},
@@ -77,8 +85,8 @@ class OverSeeds:
         }
 
 
-def over_seeds(results: Sequence[EvalResult]) -> OverSeeds:
-    """Put at least two results together.
+def over_seeds(results: Mapping[str, EvalResult]) -> OverSeeds:
+    """Put at least two results together. results: by name, e.g. of their files.
 
     The trained weights may differ, for one training run a seed; all else of the protocol must
     agree.
@@ -89,27 +97,77 @@ def over_seeds(results: Sequence[EvalResult]) -> OverSeeds:
     """
     if len(results) < 2:
         raise ConfigError("a mean over seeds takes at least two results")
-    first = results[0]
-    for number, result in enumerate(results[1:], start=2):
+    (start, first), *others = results.items()
+    for name, result in others:
         if result.plan_hash != first.plan_hash:
-            raise ConfigError(f"result {number} is of other episodes than result 1")
+            raise ConfigError(f"{name} is of other episodes than {start}")
         different = protocol_differences(
             _without_seed(first), _without_seed(result), ignore=(*VOLATILE, "checkpoint")
         )
         if different:
             raise ConfigError(
-                f"results 1 and {number} differ in more than the seed: " + "; ".join(different)
+                f"{start} and {name} differ in more than the seed: " + "; ".join(different)
             )
-    for number, result in enumerate(results, start=1):
+    for name, result in results.items():
         if not result.is_complete:
-            raise ConfigError(f"result {number} lacks {len(result.missing)} episodes")
+            lacking = counted(len(result.missing), "episode")
+            raise ConfigError(f"{name} lacks {lacking} ({result.coverage})")
     _refuse_copies(results)
+    every = list(results.values())
     return OverSeeds(
-        seeds=tuple(seed_of(result) for result in results),
-        total=SeedMean(tuple(result.total for result in results)),
-        by_task=_each(results, lambda result: result.by_task),
-        by_group=_each(results, lambda result: result.by_group),
+        names=tuple(results),
+        seeds=tuple(map(seed_of, every)),
+        total=SeedMean(tuple(result.total for result in every)),
+        by_task=_each(every, lambda result: result.by_task),
+        by_group=_each(every, lambda result: result.by_group),
     )
+
+
+def recipe(run: RunDir) -> dict[str, Any]:
+    """The settings of a run but for its seed and names: equal for the seeds of one experiment."""
+    values = resolved.load(run.config).values
+    return {k: v for k, v in values.items() if k not in ("name", "seed", "run_dir")}
+
+
+def training_warnings(results: Mapping[Path, EvalResult]) -> list[str]:
+    """What speaks against the weights of these files being one recipe's, as sentences.
+
+    A stamp does not know how its weights were trained; their run does, where it is still there.
+    """
+    weights = {result.protocol.get("checkpoint", {}).get("sha256") for result in results.values()}
+    if len(weights) == 1 and None not in weights:
+        return []
+    known = {path: _training(path, result) for path, result in results.items()}
+    lost = [str(path) for path, training in known.items() if training is None]
+    if lost:
+        return [
+            f"the runs that trained the weights of {', '.join(lost)} are not there to ask; that "
+            "they differ in the seed only was not checked"
+        ]
+    (start, first), *others = known.items()
+    found = []
+    for path, training in others:
+        different = protocol_differences(first or {}, training or {}, ignore=VOLATILE)
+        if different:
+            found.append(
+                f"the weights of {start} and {path} were trained with more differences than the "
+                "seed: " + "; ".join(different)
+            )
+    return found
+
+
+def _training(file: Path, result: EvalResult) -> dict[str, Any] | None:
+    """Recipe and step of the run whose weights were measured; None when they are of no run here."""
+    own = result.protocol.get("checkpoint", {})
+    path, step = own.get("path"), own.get("step")
+    if path is None:  # measured while training: RUN/eval/FILE
+        run = RunDir(file.resolve().parent.parent)
+    else:  # RUN/ckpt/step_000020/policy
+        folder = Path(path).resolve().parent
+        run, step = RunDir(folder.parent.parent), checkpoint_step(folder)
+    if step is None or not run.config.is_file():
+        return None
+    return {**recipe(run), "step": step}
 
 
 def seed_of(result: EvalResult) -> int:
@@ -117,18 +175,17 @@ def seed_of(result: EvalResult) -> int:
     return int(result.protocol.get("sampling", {}).get("seed", 0))
 
 
-def _refuse_copies(results: Sequence[EvalResult]) -> None:
-    weights = [result.protocol.get("checkpoint", {}) for result in results]
-    known = [
-        (seed_of(result), own.get("sha256"), own.get("path"), own.get("step"))
-        for result, own in zip(results, weights, strict=True)
-    ]
-    for number, one in enumerate(known):
-        if one in known[:number] and results[number].episodes == results[known.index(one)].episodes:
+def _refuse_copies(results: Mapping[str, EvalResult]) -> None:
+    seen: list[tuple[str, Any]] = []
+    for name, result in results.items():
+        weights = result.protocol.get("checkpoint", {})
+        own = (seed_of(result), weights, result.episodes)
+        twin = next((other for other, known in seen if known == own), None)
+        if twin is not None:
             raise ConfigError(
-                f"results {known.index(one) + 1} and {number + 1} are the same measurement "
-                f"(seed {one[0]}); give each once"
+                f"{twin} and {name} are the same measurement (seed {own[0]}); give each once"
             )
+        seen.append((name, own))
 
 
 def _without_seed(result: EvalResult) -> dict[str, Any]:

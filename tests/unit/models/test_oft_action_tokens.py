@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vlarl.errors import ConfigError
+from vlarl.errors import ConfigError, CorruptFile
 from vlarl.models.openvla_oft.action_tokens import (
     ActionCodec,
     StateCodec,
@@ -15,7 +15,7 @@ from vlarl.models.openvla_oft.action_tokens import (
     choose_format,
     digitise,
 )
-from vlarl.models.openvla_oft.config import resolve_key
+from vlarl.models.openvla_oft.statistics import resolve_key
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "oft"
 FIRST = 31744
@@ -123,11 +123,31 @@ def test_bounds_use_minimum_and_maximum():
         ({"q01": [0.0] * 4}, "no 'q99'"),
         ({"q01": [0.0] * 4, "q99": [1.0] * 3}, "4, 3 and 4"),
         ({"q01": [0.0] * 5, "q99": [1.0] * 5}, "actions of 5 numbers"),
+        ({"q01": [], "q99": []}, "0, 0 and 0"),
+        ({"q01": [0.0] * 4, "q99": [1.0] * 4, "mask": []}, "4, 4 and 0"),
+        ({"q01": [0.0, 2.0, 0.0, 0.0], "q99": [1.0] * 4}, r"greater than q99: 2\.0 > 1\.0"),
+        ({"q01": [1.0] * 4, "q99": [1.0] * 4}, "could never change"),
+        ({"q01": [0.0] * 4, "q99": [1.0, 1.0, 1.0, float("inf")]}, "not finite"),
     ],
 )
 def test_bad_statistics(entry, words):
     with pytest.raises(ConfigError, match=words):
         codec_of(entry)
+
+
+def test_exchanged_numbers_that_are_stored_as_they_are_and_ones_that_never_change_are_fine():
+    codec = codec_of(
+        {"q01": [0.0, 0.5, 0.0, 9.0], "q99": [1.0, 0.5, 1.0, 1.0], "mask": [True] * 3 + [False]}
+    )
+    low, high = codec.decode(torch.tensor([[255] * 4, [0] * 4]))
+    assert low[1].item() == high[1].item() == 0.5
+    assert (low[3].item(), high[3].item()) == pytest.approx((-254 / 255, 254 / 255))
+
+
+@pytest.mark.parametrize("entry", [{"q01": "0", "q99": [1.0]}, {"q01": [True], "q99": [1.0]}])
+def test_a_state_of_no_numbers_is_corrupt(entry):
+    with pytest.raises(CorruptFile, match=r"proprio\.q01"):
+        StateCodec(entry, normalisation="q99")
 
 
 def test_a_format_of_another_width_is_refused():

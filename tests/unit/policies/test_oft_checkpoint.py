@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from fractions import Fraction
 from functools import partial
 
 import pytest
@@ -12,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile, RunFailed
 from vlarl.models.openvla_oft import checkpoint
 from vlarl.models.openvla_oft.config import read_net_config
-from vlarl.models.openvla_oft.layout import LM_HEAD, dead_tensors
-from vlarl.models.openvla_oft.net import L1Head
+from vlarl.models.openvla_oft.layout import LM_HEAD, dead_tensors, l1_tensors, proprio_tensors
+from vlarl.models.openvla_oft.net import L1Head, ProprioProjector
 from vlarl.models.value_head import ValueHead
 from vlarl.policies.openvla_oft import LoraSection, OftConfig, check, load, spec
 
@@ -319,7 +320,17 @@ def test_a_truncated_shard_is_named(copy, judge):
 def test_a_missing_shard_is_named(copy, judge):
     path = sorted(copy.glob("model-*.safetensors"))[1]
     path.unlink()
-    with pytest.raises(CorruptFile, match=path.name):
+    with pytest.raises(AssetMissing, match=path.name) as caught:
+        judge(copy)
+    assert caught.value.fix == f"hf download OWNER/copy --local-dir {copy}"
+
+
+@pytest.mark.parametrize("name", [5, None, "../copy/model-00001-of-00003.safetensors"])
+def test_an_index_names_files_of_its_folder(copy, judge, name):
+    index = json.loads((copy / checkpoint.INDEX).read_text())
+    index["weight_map"][LM_HEAD] = name
+    (copy / checkpoint.INDEX).write_text(json.dumps(index))
+    with pytest.raises(CorruptFile, match="no weight_map of file names"):
         judge(copy)
 
 
@@ -338,6 +349,21 @@ def test_no_weights_at_all(copy, judge):
         ("config.json", ("image_sizes",), 3, CorruptFile),
         ("config.json", ("vlarl",), [1], CorruptFile),
         ("config.json", ("vlarl", "settings"), 7, CorruptFile),
+        ("config.json", ("vlarl", "settings", "chunk"), "8", CorruptFile),
+        ("config.json", ("text_config", "hidden_size"), None, CorruptFile),
+        ("config.json", ("text_config", "hidden_size"), 33, CorruptFile),
+        ("config.json", ("text_config", "hidden_size"), 10**12, CorruptFile),
+        ("config.json", ("text_config", "num_hidden_layers"), 1.5, CorruptFile),
+        ("config.json", ("text_config", "num_attention_heads"), 0, CorruptFile),
+        ("config.json", ("text_config", "num_key_value_heads"), 3, CorruptFile),
+        ("config.json", ("text_config", "rms_norm_eps"), float("nan"), CorruptFile),
+        ("config.json", ("text_config", "vocab_size"), 256, CorruptFile),
+        ("config.json", ("pad_token_id",), 10**6, CorruptFile),
+        ("config.json", ("vlarl", "towers", "vlarl_tiny_dinov2", "depth"), True, CorruptFile),
+        ("config.json", ("vlarl", "towers", "vlarl_tiny_dinov2", "dim"), 17, CorruptFile),
+        ("config.json", ("vlarl", "towers", "vlarl_tiny_dinov2", "width"), 16, CorruptFile),
+        ("dataset_statistics.json", ("*", "action", "mask"), [1, 1, 1, 0], CorruptFile),
+        ("dataset_statistics.json", ("*", "action", "q01"), [0.95, 0, 0, 0], ConfigError),
         ("dataset_statistics.json", ("*",), 3, ConfigError),
         ("dataset_statistics.json", ("*", "action", "q01"), ["a"] * 4, CorruptFile),
         (
@@ -357,8 +383,10 @@ def test_values_of_the_wrong_kind_name_the_file(copy, file, keys, value, error):
         below = below[key]
     below[last] = value
     (copy / file).write_text(json.dumps(whole))
-    with pytest.raises(error, match=file):
+    with pytest.raises(error, match=file) as caught:
         spec(OftConfig(checkpoint=str(copy)))
+    # What is wrong between two keys is said of one of them.
+    assert keys[-1] in ("*", "hidden_size") or keys[-1] in str(caught.value)
 
 
 # ------------------------------------------------------------------ other heads
@@ -429,13 +457,71 @@ def test_two_components_of_a_kind_are_refused(l1_folder):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a torch file", b"PK\x03\x04 cut"])
-def test_a_broken_component_is_named(copy, content):
+def test_a_broken_component_is_named(copy, content, judge):
     (copy / "action_head--1_checkpoint.pt").write_bytes(content)
-    with pytest.raises(CorruptFile, match="action_head--1_checkpoint"):
-        fresh(copy, train=False)
+    with pytest.raises(CorruptFile, match="action_head--1_checkpoint") as caught:
+        judge(copy, train=False)
+    assert "weights_only" not in str(caught.value)
 
 
-def test_a_component_of_another_size_is_named(copy):
+@pytest.mark.parametrize("saved", [5, {"a": 5}, {3: torch.zeros(1)}, Fraction(1, 2)])
+def test_a_component_of_something_else_is_named(copy, saved, judge):
+    torch.save(saved, copy / "action_head--1_checkpoint.pt")
+    with pytest.raises(CorruptFile, match="something else than tensors") as caught:
+        judge(copy, train=False)
+    assert "weights_only" not in str(caught.value)
+
+
+def test_a_component_of_another_size_is_named(copy, judge):
     torch.save(ValueHead(8, 1).state_dict(), copy / "action_head--1_checkpoint.pt")
     with pytest.raises(CorruptFile, match="does not fit"):
-        fresh(copy, train=False)
+        judge(copy, train=False)
+
+
+def test_heads_have_the_shapes_that_their_files_are_judged_by():
+    for module, shapes in (
+        (L1Head(16, 7), l1_tensors(7, 16)),
+        (ProprioProjector(8, 16), proprio_tensors(8, 16)),
+    ):
+        assert checkpoint.shapes_of(module.state_dict()) == shapes
+
+
+@pytest.mark.parametrize("dims", [4, 5])
+def test_a_state_projector_is_judged_by_its_header(copy, dims):
+    hidden = read_net_config(copy).hidden_size
+    torch.save(ProprioProjector(dims, hidden).state_dict(), copy / "proprio_projector--1_x.pt")
+    cfg = OftConfig(checkpoint=str(copy), use_proprio=True)
+    if dims == 4:
+        check(cfg, needs_value=False, train=False)
+        return
+    with pytest.raises(CorruptFile, match=r"proprio_projector--1_x\.pt does not fit"):
+        check(cfg, needs_value=False, train=False)
+
+
+def test_an_l1_head_is_evaluated_after_its_check(l1_folder):
+    check(OftConfig(checkpoint=str(l1_folder)), needs_value=False, train=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, ["has a state projector"]),
+        ({"use_proprio": False, "chunk": 8}, ["has a state projector"]),
+        ({"use_proprio": True, "chunk": 5}, ["policy.chunk is 5, but"]),
+        ({"use_proprio": True}, []),
+    ],
+)
+def test_what_it_was_not_trained_for_is_said(copy, caplog, settings, says):
+    hidden = read_net_config(copy).hidden_size
+    torch.save(ProprioProjector(4, hidden).state_dict(), copy / "proprio_projector--1_x.pt")
+    check(OftConfig(checkpoint=str(copy), **settings), needs_value=False, train=False)
+    assert len(caplog.messages) == len(says)
+    assert all(word in text for word, text in zip(says, caplog.messages, strict=True))
+
+
+def test_a_published_data_set_is_told_from_one_that_somebody_named(golden_folder, tiny_folder):
+    key = next(iter(json.loads((golden_folder / "dataset_statistics.json").read_text())))
+    released = spec(OftConfig(checkpoint=str(golden_folder), unnorm_key=key))
+    assert (released.dataset, released.dataset_is_known) == ("", True)
+    own = spec(OftConfig(checkpoint=str(tiny_folder)))
+    assert (own.dataset, own.dataset_is_known) == ("metaworld", False)

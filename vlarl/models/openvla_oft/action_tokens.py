@@ -11,7 +11,7 @@ k = min(255 - j, 254): ids 0 and 1 mean the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vlarl.errors import ConfigError
 from vlarl.models.openvla_oft.config import NUM_BINS, ActionFormat, Normalisation
+from vlarl.models.openvla_oft.statistics import bounds
 from vlarl.specs import ActionSpec
 
 _EPS = 1e-8
@@ -78,7 +79,7 @@ class ActionCodec:
     """Tokens of one data set's actions.
 
     statistics: its "action" entry: q01, q99, min, max [A], mask [A] (False = stored as is; missing
-    = all True).
+    = all True). Raises as `bounds`, and ConfigError for a width without a format.
     """
 
     def __init__(
@@ -88,21 +89,10 @@ class ActionCodec:
         normalisation: Normalisation,
         action_format: ActionFormat | None,
     ) -> None:
-        low, high = ("q01", "q99") if normalisation == "q99" else ("min", "max")
-        for name in (low, high):
-            if name not in statistics:
-                raise ConfigError(f"dataset_statistics.json: no '{name}' among the action numbers")
-        self.low = torch.tensor(statistics[low], dtype=torch.float64)
-        self.high = torch.tensor(statistics[high], dtype=torch.float64)
-        mask: Sequence[bool] = statistics.get("mask") or [True] * len(self.low)
+        low, high, mask = bounds(statistics, normalisation, "action")
+        self.low = torch.tensor(low, dtype=torch.float64)
+        self.high = torch.tensor(high, dtype=torch.float64)
         self.mask = torch.tensor(mask, dtype=torch.bool)
-        if not self.low.shape == self.high.shape == self.mask.shape:
-            raise ConfigError(
-                f"dataset_statistics.json: {low}, {high} and mask have {len(self.low)}, "
-                f"{len(self.high)} and {len(self.mask)} numbers, expected the same"
-            )
-        if not (self.low.isfinite().all() and self.high.isfinite().all()):
-            raise ConfigError(f"dataset_statistics.json: {low} or {high} is not finite")
         self.action_format = choose_format(len(self.low), action_format)
         self.spec = FORMATS[self.action_format]
         self._table: Tensor = self._canonical_table()
@@ -177,12 +167,14 @@ class ActionCodec:
 
 
 class StateCodec:
-    """Proprioception -> [-1, 1]. statistics: the "proprio" entry of a data set."""
+    """Proprioception -> [-1, 1]. statistics: the "proprio" entry of a data set. Raises as
+    `bounds`.
+    """
 
     def __init__(self, statistics: Mapping[str, Any], *, normalisation: Normalisation) -> None:
-        low, high = ("q01", "q99") if normalisation == "q99" else ("min", "max")
-        self.low = torch.tensor(statistics[low], dtype=torch.float32)
-        self.high = torch.tensor(statistics[high], dtype=torch.float32)
+        low, high, _ = bounds(statistics, normalisation, "proprio")
+        self.low = torch.tensor(low, dtype=torch.float32)
+        self.high = torch.tensor(high, dtype=torch.float32)
 
     @property
     def width(self) -> int:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -32,6 +33,17 @@ if TYPE_CHECKING:  # its libraries take seconds to import, and headers are read 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 VALUE_HEAD = "value_head.safetensors"
+_NO_STATE = (
+    RuntimeError,
+    EOFError,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    UnpicklingError,
+)
+"""What `torch.load` ends in when a file is no state dict."""
 _LEGACY = "rotary_emb.inv_freq"
 _COPIED = ("*.json", "*.model", "*.py", "*.txt", "action_head--*.pt")
 _SHOWN = 12
@@ -42,13 +54,13 @@ def weight_map(folder: Path) -> dict[str, str]:
     index = folder / INDEX
     if index.exists():
         found = read_json(index).get("weight_map")
-        if not isinstance(found, dict) or not found:
-            raise CorruptFile(f"{index} has no weight_map; download it again")
+        if not isinstance(found, dict) or not found or not all(map(_is_file_name, found.values())):
+            raise CorruptFile(f"{index} has no weight_map of file names; run: {download(folder)}")
         missing = sorted({name for name in found.values() if not (folder / name).exists()})
         if missing:
-            raise CorruptFile(
-                f"{index} names files that are not in {folder}: {', '.join(missing)}; "
-                "download them again"
+            raise AssetMissing(
+                f"{index} names files that are not in {folder}: {_some(missing)}",
+                fix=download(folder),
             )
         return found
     path = folder / SINGLE
@@ -56,6 +68,10 @@ def weight_map(folder: Path) -> dict[str, str]:
         raise AssetMissing(f"no {INDEX} and no {SINGLE} in {folder}", fix=download(folder))
     with open_safetensors(path) as file:
         return dict.fromkeys(file.keys(), SINGLE)
+
+
+def _is_file_name(value: object) -> bool:
+    return isinstance(value, str) and Path(value).name == value
 
 
 def open_safetensors(path: Path, device: str = "cpu"):
@@ -140,9 +156,13 @@ def _assign(net: nn.Module, name: str, tensor: Tensor) -> None:
     )
 
 
-def check_head(module: nn.Module, got: Shapes, path: Path) -> None:
-    """Raises CorruptFile when names or shapes do not fit a small head, which may be on meta."""
-    want = {name: tuple(t.shape) for name, t in module.state_dict().items()}
+def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
+    """Name -> shape."""
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def check_head(want: Shapes, got: Shapes, path: Path) -> None:
+    """Raises CorruptFile when names or shapes in a file are not those of a small head."""
     if want != got:
         diff = [
             f"{n}: {got.get(n, 'missing')}, expected {want.get(n, 'none')}"
@@ -154,7 +174,7 @@ def check_head(module: nn.Module, got: Shapes, path: Path) -> None:
 
 def load_head(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Fill a small head; raises CorruptFile when names or shapes do not fit."""
-    check_head(module, {name: tuple(t.shape) for name, t in state.items()}, path)
+    check_head(shapes_of(module.state_dict()), shapes_of(state), path)
     module.load_state_dict({name: t.float() for name, t in state.items()})
 
 
@@ -178,13 +198,24 @@ def component(folder: Path, name: str) -> Path | None:
 
 
 def read_component(path: Path) -> dict[str, Tensor]:
-    """The tensors of a component file, without the prefix DistributedDataParallel leaves."""
+    """The tensors of a component file, without the prefix DistributedDataParallel leaves; read
+    when they are used, where the file's format allows. Raises CorruptFile.
+    """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, UnpicklingError) as err:
-        raise CorruptFile(f"{path} is truncated or no plain state dict ({err})") from None
-    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise CorruptFile(f"{path} holds something else than tensors by name")
+        state = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except _NO_STATE:
+        # torch's own words advise to load the file without its safeguard.
+        raise CorruptFile(
+            f"{path} ({path.stat().st_size} bytes) is truncated, or holds something else than "
+            f"tensors, which is not loaded; run: {download(path.parent)}"
+        ) from None
+    named = isinstance(state, dict) and all(isinstance(name, str) for name in state)
+    if not named or not all(isinstance(t, Tensor) for t in state.values()):
+        raise CorruptFile(
+            f"{path} holds something else than tensors by name; run: {download(path.parent)}"
+        )
     return {name.removeprefix("module."): tensor for name, tensor in state.items()}
 
 

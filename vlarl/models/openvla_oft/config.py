@@ -9,12 +9,16 @@ timm does not know) and `vlarl.settings` (`Settings`).
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from typing_extensions import Self
+
+from vlarl.config.explain import explain
+from vlarl.config.schema import Bool, Int
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile
 
 PATCH = 14
@@ -25,6 +29,13 @@ Jpeg = Literal["off", "pil"]
 Normalisation = Literal["q99", "bounds"]
 ActionFormat = Literal["delta_xyz", "delta_xyz_axisangle", "metaworld_7d"]
 
+Width = Annotated[Int, Field(ge=1, le=2**17)]
+Count = Annotated[Int, Field(ge=1, le=1024)]
+Chunk = Annotated[Int, Field(ge=1, le=1000)]
+Views = Annotated[Int, Field(ge=1, le=64)]
+Positive = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+"""Bounds no network comes near; a slip in a file must not ask for a terabyte."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerSize:
@@ -33,14 +44,16 @@ class TowerSize:
     depth: stored blocks; only the first depth - 1 are run. mlp: hidden width of the block MLPs.
     """
 
-    dim: int
-    depth: int
-    heads: int
-    mlp: int
-    cls_token: bool
-    registers: int
-    layer_scale: bool
-    attn_pool: bool
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    dim: Width
+    depth: Annotated[Count, Field(ge=2)]
+    heads: Count
+    mlp: Width
+    cls_token: Bool
+    registers: Annotated[Int, Field(ge=0, le=64)]
+    layer_scale: Bool
+    attn_pool: Bool
 
 
 KNOWN_TOWERS: Mapping[str, TowerSize] = {
@@ -64,19 +77,6 @@ KNOWN_TOWERS: Mapping[str, TowerSize] = {
         layer_scale=False,
         attn_pool=True,
     ),
-}
-
-# A released `text_config` holds only what differs from these. Note rms_norm_eps: not Meta's 1e-5.
-_LLAMA_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 2048,
 }
 
 
@@ -118,29 +118,17 @@ class Settings:
     action width.
     """
 
-    chunk: int = 8
+    chunk: Chunk = 8
     resize: Resize = "lanczos"
-    centre_crop: bool = True
+    centre_crop: Bool = True
     jpeg: Jpeg = "pil"
-    stop_token: bool = True
-    rope_bf16: bool = False
-    num_images: int = 1
-    use_proprio: bool = False
+    stop_token: Bool = True
+    rope_bf16: Bool = False
+    num_images: Views = 1
+    use_proprio: Bool = False
     normalisation: Normalisation = "q99"
     unnorm_key: str | None = None
     action_format: ActionFormat | None = None
-
-
-@contextmanager
-def laid_out(path: Path) -> Generator[None]:
-    """Inside, values of a JSON file of the wrong kind end in CorruptFile."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise CorruptFile(
-            f"{path} is not as an OpenVLA-OFT checkpoint has it ({type(error).__name__}: {error}); "
-            "download it again"
-        ) from error
 
 
 def download(folder: Path) -> str:
@@ -174,11 +162,75 @@ def read_net_config(folder: Path) -> NetConfig:
     sense.
     """
     path = folder / "config.json"
-    with laid_out(path):
-        return _net_config(read_json(path), path)
+    return _net_config(read_json(path), path)
 
 
-def _net_config(raw: Mapping[str, Any], path: Path) -> NetConfig:
+class _TextConfig(BaseModel):
+    """A released `text_config` holds only what differs from these. Note rms_norm_eps: not Meta's
+    1e-5.
+    """
+
+    vocab_size: Annotated[Int, Field(ge=NUM_BINS, le=2**24)] = 32000
+    hidden_size: Width = 4096
+    intermediate_size: Width = 11008
+    num_hidden_layers: Count = 32
+    num_attention_heads: Count = 32
+    num_key_value_heads: Count | None = None
+    rms_norm_eps: Annotated[Positive, Field(lt=1)] = 1e-6
+    rope_theta: Positive = 10000.0
+    max_position_embeddings: Annotated[Int, Field(ge=1, le=2**20)] = 2048
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        size, heads = self.hidden_size, self.num_attention_heads
+        if size % (2 * heads):
+            raise ValueError(
+                f"hidden_size is {size}, expected an even width for each of the "
+                f"num_attention_heads, {heads}"
+            )
+        if heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_attention_heads is {heads}, expected a multiple of "
+                f"num_key_value_heads, {self.num_kv_heads}"
+            )
+        return self
+
+
+class _Ours(BaseModel):
+    """The key `vlarl`."""
+
+    towers: dict[str, TowerSize] = {}
+    settings: Settings | None = None
+
+
+class _ConfigFile(BaseModel):
+    """What is read of config.json; the rest is ignored."""
+
+    text_config: _TextConfig = _TextConfig()
+    image_sizes: list[Annotated[Int, Field(ge=PATCH, le=4096)]] = [224, 224]
+    timm_model_ids: list[str] = list(KNOWN_TOWERS)
+    pad_to_multiple_of: Annotated[Int, Field(ge=0)] = 64
+    pad_token_id: Annotated[Int, Field(ge=0)] = 32000
+    norm_stats: dict[str, Any] | None = None
+    vlarl: _Ours = _Ours()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        vocabulary = self.text_config.vocab_size
+        if vocabulary < self.pad_to_multiple_of + NUM_BINS or vocabulary <= self.pad_token_id:
+            raise ValueError(
+                f"text_config.vocab_size is {vocabulary}, too few for {NUM_BINS} action tokens, "
+                f"pad_to_multiple_of {self.pad_to_multiple_of} and pad_token_id {self.pad_token_id}"
+            )
+        return self
+
+
+def _parse(raw: Mapping[str, Any], path: Path) -> _ConfigFile:
+    """Raises ConfigError for another architecture, CorruptFile with every value that is wrong."""
     for key, expected in (("model_type", "openvla"), ("use_fused_vision_backbone", True)):
         if raw.get(key, expected) != expected or "model_type" not in raw:
             raise ConfigError(
@@ -187,26 +239,36 @@ def _net_config(raw: Mapping[str, Any], path: Path) -> NetConfig:
             )
     if raw.get("n_action_bins", NUM_BINS) != NUM_BINS:
         raise ConfigError(f"{path}: n_action_bins is {raw['n_action_bins']}, expected {NUM_BINS}")
-    text = {**_LLAMA_DEFAULTS, **raw.get("text_config", {})}
-    if text.get("rope_scaling"):
+    text = raw.get("text_config")
+    if isinstance(text, dict) and text.get("rope_scaling"):
         raise ConfigError(f"{path}: text_config.rope_scaling is set; only plain RoPE is supported")
-    vocab_size = int(text["vocab_size"])
-    image_size = _square(raw.get("image_sizes", [224, 224]), path)
-    towers = _towers(raw, path)
+    try:
+        return _ConfigFile.model_validate(raw)
+    except ValidationError as error:
+        problems = explain(error, _ConfigFile, raw, {})
+        raise CorruptFile(
+            f"{path} is not as an OpenVLA-OFT checkpoint has it: {'; '.join(problems)}; restore it "
+            f"or download it again: {download(path.parent)}"
+        ) from None
+
+
+def _net_config(raw: Mapping[str, Any], path: Path) -> NetConfig:
+    file = _parse(raw, path)
+    text = file.text_config
     return NetConfig(
-        towers=towers,
-        image_size=image_size,
-        hidden_size=text["hidden_size"],
-        intermediate_size=text["intermediate_size"],
-        num_layers=text["num_hidden_layers"],
-        num_heads=text["num_attention_heads"],
-        num_kv_heads=text["num_key_value_heads"] or text["num_attention_heads"],
-        rms_norm_eps=text["rms_norm_eps"],
-        rope_theta=text["rope_theta"],
-        max_positions=text["max_position_embeddings"],
-        vocab_size=vocab_size,
-        first_action_id=vocab_size - int(raw.get("pad_to_multiple_of", 64)) - NUM_BINS,
-        pad_id=raw.get("pad_token_id", 32000),
+        towers=_towers(file, path),
+        image_size=_square(file.image_sizes, path),
+        hidden_size=text.hidden_size,
+        intermediate_size=text.intermediate_size,
+        num_layers=text.num_hidden_layers,
+        num_heads=text.num_attention_heads,
+        num_kv_heads=text.num_kv_heads,
+        rms_norm_eps=text.rms_norm_eps,
+        rope_theta=text.rope_theta,
+        max_positions=text.max_position_embeddings,
+        vocab_size=text.vocab_size,
+        first_action_id=text.vocab_size - file.pad_to_multiple_of - NUM_BINS,
+        pad_id=file.pad_token_id,
     )
 
 
@@ -219,16 +281,19 @@ def _square(sizes: list[int], path: Path) -> int:
     return sizes[0]
 
 
-def _towers(raw: Mapping[str, Any], path: Path) -> tuple[TowerSize, TowerSize]:
-    own = {name: TowerSize(**size) for name, size in raw.get("vlarl", {}).get("towers", {}).items()}
-    known = {**KNOWN_TOWERS, **own}
-    ids = raw.get("timm_model_ids", list(KNOWN_TOWERS))
-    unknown = [name for name in ids if name not in known]
-    if unknown or len(ids) != 2:
+def _towers(file: _ConfigFile, path: Path) -> tuple[TowerSize, TowerSize]:
+    known, ids = {**KNOWN_TOWERS, **file.vlarl.towers}, file.timm_model_ids
+    if len(ids) != 2 or any(name not in known for name in ids):
         raise ConfigError(
             f"{path}: timm_model_ids is {ids}; expected two of {', '.join(sorted(known))} "
             "(sizes of others go into vlarl.towers)"
         )
+    for name in ids:
+        if known[name].dim % known[name].heads:
+            raise CorruptFile(
+                f"{path}: vlarl.towers.{name}: dim is {known[name].dim}, expected a multiple of "
+                f"heads, {known[name].heads}"
+            )
     return known[ids[0]], known[ids[1]]
 
 
@@ -241,51 +306,20 @@ RELEASED = _net_config(
 def read_settings(folder: Path) -> dict[str, Any]:
     """The settings a checkpoint of ours carries; empty for a released one."""
     path = folder / "config.json"
-    with laid_out(path):
-        settings = dict(read_json(path).get("vlarl", {}).get("settings", {}))
-    unknown = set(settings) - {f.name for f in fields(Settings)}
-    if unknown:
-        raise ConfigError(
-            f"{path}: unknown vlarl.settings {sorted(unknown)}; was it written by a newer version?"
-        )
-    return settings
+    raw = read_json(path)
+    ours = raw.get("vlarl")
+    settings = ours.get("settings") if isinstance(ours, dict) else None
+    if isinstance(settings, dict):
+        unknown = set(settings) - {f.name for f in fields(Settings)}
+        if unknown:
+            raise ConfigError(
+                f"{path}: unknown vlarl.settings {sorted(unknown)}; was it written by a newer "
+                "version?"
+            )
+    _parse(raw, path)
+    return dict(settings or {})
 
 
 def with_settings(raw: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """The content of `config.json` with our settings replaced."""
     return {**raw, "vlarl": {**raw.get("vlarl", {}), "settings": asdict(settings)}}
-
-
-def read_statistics(folder: Path) -> dict[str, dict[str, Any]]:
-    """Data set -> {"action": {q01, q99, min, max, mask, ...}, "proprio": {...}}.
-
-    `norm_stats` of config.json, updated with dataset_statistics.json when there is one.
-    """
-    statistics = dict(read_json(folder / "config.json").get("norm_stats") or {})
-    path = folder / "dataset_statistics.json"
-    if path.exists():
-        statistics.update(read_json(path))
-    if not statistics:
-        raise ConfigError(f"{folder}: no action statistics in config.json or {path.name}")
-    return statistics
-
-
-def resolve_key(statistics: Mapping[str, Any], key: str | None) -> str:
-    """The data set to use: `key`, else `key`_no_noops; without a key the only one there is.
-
-    Raises ConfigError listing what is there.
-    """
-    there = ", ".join(sorted(statistics))
-    if key is None:
-        if len(statistics) == 1:
-            return next(iter(statistics))
-        raise ConfigError(
-            "policy.unnorm_key: the checkpoint has statistics of several data sets; "
-            f"choose one of: {there}"
-        )
-    for name in (key, f"{key}_no_noops"):
-        if name in statistics:
-            return name
-    raise ConfigError(
-        f"policy.unnorm_key: the checkpoint has no statistics of '{key}'; there are: {there}"
-    )

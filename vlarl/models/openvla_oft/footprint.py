@@ -17,6 +17,7 @@ from vlarl.models.openvla_oft.layout import (
     LM_HEAD,
     Shapes,
     dead_tensors,
+    proprio_tensors,
     stored_tensors,
 )
 from vlarl.specs import Footprint
@@ -106,9 +107,7 @@ def _body(config: NetConfig) -> Shapes:
 def _proprio(config: NetConfig, use: Use) -> Shapes:
     if not use.state_dims:
         return {}
-    d = config.hidden_size
-    shapes: Shapes = {"fc1.weight": (d, use.state_dims), "fc1.bias": (d,)}
-    shapes |= {"fc2.weight": (d, d), "fc2.bias": (d,)}
+    shapes = proprio_tensors(use.state_dims, config.hidden_size)
     return {f"proprio_projector.{name}": shape for name, shape in shapes.items()}
 
 

@@ -39,6 +39,24 @@ def dead_tensors(config: NetConfig) -> Shapes:
     return shapes
 
 
+def proprio_tensors(state_dims: int, hidden_size: int) -> Shapes:
+    """The state projector, a file of its own: name -> shape."""
+    return _under("fc1", _linear(state_dims, hidden_size)) | _under(
+        "fc2", _linear(hidden_size, hidden_size)
+    )
+
+
+def l1_tensors(action_dims: int, hidden_size: int) -> Shapes:
+    """The L1 regression head, a file of its own: name -> shape."""
+    d, wide = hidden_size, hidden_size * action_dims
+    shapes = _under("layer_norm1", _norm(wide)) | _under("fc1", _linear(wide, d))
+    for i in range(2):
+        block = _under("0", _norm(d)) | _under("1", _linear(d, d))
+        shapes |= _under(f"mlp_resnet_blocks.{i}.ffn", block)
+    shapes |= _under("layer_norm2", _norm(d)) | _under("fc2", _linear(d, action_dims))
+    return _under("model", shapes)
+
+
 def _towers(config: NetConfig) -> tuple[tuple[str, TowerSize], ...]:
     return ("featurizer", config.towers[0]), ("fused_featurizer", config.towers[1])
 

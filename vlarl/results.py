@@ -127,13 +127,15 @@ class EvalResult:
     def shard(self) -> tuple[int, int] | None:
         """(i, n) when exactly the i-th of n > 1 parts of the plan was played, `plan[i - 1 :: n]`.
 
-        None when it was something else, or so few episodes that several n are possible.
+        None when it was something else, or a lone episode, which does not tell n.
         """
-        played, size = {e.key for e in self.episodes}, len(self.plan)
+        played = {e.key for e in self.episodes}
         at = [i for i, key in enumerate(self.plan) if key in played]
-        fits = [n for n in range(2, size + 1) if at and at == list(range(at[0], size, n))]
-        fits = [n for n in fits if at[0] < n]
-        return (at[0] + 1, fits[0]) if len(fits) == 1 else None
+        if len(at) < 2:
+            return None
+        first, n = at[0], at[1] - at[0]
+        is_part = first < n and at == list(range(first, len(self.plan), n))
+        return (first + 1, n) if is_part and n > 1 else None
 
     @property
     def coverage(self) -> str:
@@ -209,11 +211,7 @@ class EvalResult:
             "tasks": {task: rate_json(rate) for task, rate in self.by_task.items()},
         }
         found["diverged"] = self.num_diverged
-        mean = self.mean_of_groups
-        if mean is not None:
-            found["groups"] = {name: rate_json(rate) for name, rate in self.by_group.items()}
-            found["mean_of_groups"] = {"rate": mean[0], "interval_95": list(mean[1])}
-        return found
+        return found | (_groups_json(self.by_group) if len(self.by_group) > 1 else {})
 
     def document(self) -> dict[str, Any]:
         """Everything, as the JSON values of the file."""
@@ -282,6 +280,14 @@ def rate_json(rate: Rate) -> dict[str, Any]:
     return {"k": rate.k, "n": rate.n, "rate": rate.value, "interval_95": list(rate.interval)}
 
 
+def _groups_json(groups: Mapping[str, Rate]) -> dict[str, Any]:
+    mean, interval = mean_rate(list(groups.values()))
+    return {
+        "groups": {name: rate_json(rate) for name, rate in groups.items()},
+        "mean_of_groups": {"rate": mean, "interval_95": list(interval)},
+    }
+
+
 def name_some(keys: Sequence[EpisodeKey], limit: int = 5) -> str:
     """The first few keys, and how many more there are."""
     rest = f" and {len(keys) - limit} more" if len(keys) > limit else ""
@@ -347,12 +353,14 @@ def load(path: Path) -> EvalResult:
         raise CorruptFile(f"{path}: {explain(error, _Document, values, {})[0]}") from None
     except RunFailed as error:
         raise CorruptFile(f"{path}: {error}") from None
-    found = result.plan_hash
+    found, summary = result.plan_hash, result.summary()
+    # Early files state the averages of a single group too, and no count of diverged episodes.
+    if len(result.by_group) == 1 and "groups" in document.summary:
+        summary |= _groups_json(result.by_group)
     for where, stated, derived in (
         ("plan_hash", document.plan_hash, found),
         ("protocol.plan_hash", result.protocol.get("plan_hash", found), found),
-        # Files from before divergence was counted do not state the count.
-        ("summary", {"diverged": result.num_diverged} | document.summary, result.summary()),
+        ("summary", {"diverged": result.num_diverged} | document.summary, summary),
     ):
         difference = _first_difference(stated, derived, where)
         if difference is not None:

@@ -270,11 +270,20 @@ def test_thousands_of_brackets_are_one_message(tmp_path):
         load(tmp_path / "x.json")
 
 
-def test_a_file_without_the_count_of_diverged_episodes_reads(tmp_path):
+def test_early_files_read(tmp_path):
     path = tmp_path / "x.json"
-    three_tasks().save(path)
+    found = result([episode("a"), episode("a", 1, success=False)], groups={"g": ("a",)})
+    found.save(path)
     damaged(path, lambda d: d["summary"].pop("diverged"))
-    assert load(path) == three_tasks()
+    assert load(path) == found
+    half = json.loads(path.read_text())["summary"]["success"]
+    mean = {key: half[key] for key in ("rate", "interval_95")}
+    averages = {"groups": {"g": half}, "mean_of_groups": mean}
+    damaged(path, lambda d: d["summary"].update(averages))
+    assert load(path) == found
+    damaged(path, lambda d: d["summary"]["groups"]["g"].update(k=2))
+    with pytest.raises(CorruptFile, match=r"summary\.groups\.g\.k"):
+        load(path)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

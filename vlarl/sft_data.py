@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from vlarl.batch import Observation
 from vlarl.dataset import DataSet, EntryKey
-from vlarl.errors import ConfigError
+from vlarl.errors import ConfigError, SpecMismatch
 from vlarl.noise import stream, uniform
+from vlarl.trajectories import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ def load(data_sets: Sequence[DataSet], num_cameras: int) -> Samples:
 
     Raises:
         ConfigError: no episodes, too few cameras, or frames of different sizes.
-        SpecMismatch: the data sets are of different envs.
+        SpecMismatch: the data sets are of different envs, or an episode is of other widths.
         AssetMissing, CorruptFile: as `read_trajectory`.
     """
     total = sum(entry.num_steps for data in data_sets for entry in data.kept)
@@ -82,6 +84,7 @@ def load(data_sets: Sequence[DataSet], num_cameras: int) -> Samples:
     row = 0
     for data in data_sets:
         for entry, trajectory in zip(data.kept, data.read(), strict=True):
+            _check_widths(trajectory, data.folder / str(entry.file), data_sets[0])
             for name in cameras:
                 frames = trajectory.frames[name]
                 if name not in images:
@@ -110,6 +113,20 @@ def load(data_sets: Sequence[DataSet], num_cameras: int) -> Samples:
         episode=torch.repeat_interleave(torch.arange(len(count)), count),
         keys=tuple(keys),
     )
+
+
+def _check_widths(trajectory: Trajectory, file: Path, first: DataSet) -> None:
+    """What an episode holds against what the first data set says of its own."""
+    spec = first.origin.spec
+    for what, numbers, width in (
+        ("actions", trajectory.target, spec.action.dims),
+        ("states", trajectory.state, spec.state_dims),
+    ):
+        if numbers.shape[1] != width:
+            raise SpecMismatch(
+                f"{file} holds {what} of {numbers.shape[1]} numbers, but those of {first.folder} "
+                f"have {width}; train on data sets of one env, or collect this one again"
+            )
 
 
 def split(samples: Samples, fraction: float, seed: int) -> tuple[Tensor, Tensor]:

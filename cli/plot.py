@@ -73,6 +73,11 @@ def plot(
             raise ConfigError("--metric goes with runs; bars show success")
         labels = _labels(label, [_short(path) for path in files])
         results = dict(zip(labels, map(load, files), strict=True))
+        for path, result in zip(files, results.values(), strict=True):
+            if not result.episodes:
+                raise ConfigError(f"{path}: no episode was played, so there is nothing to draw")
+            if not result.is_complete:
+                output.warn(f"{path} is {result.coverage}")
         pictures.success_bars(results, out, title=title, overwrite=overwrite)
         found = {name: result.summary()["success"] for name, result in results.items()}
     else:
@@ -101,8 +106,8 @@ def _labels(given: list[str] | None, default: list[str]) -> list[str]:
     labels = given or default
     if len(labels) != len(default):
         raise ConfigError(
-            f"--label was given {len(labels)} times for {len(default)} curves or bars: "
-            f"{', '.join(default)}"
+            f"expected a --label for each of {', '.join(default)}; "
+            f"got {len(labels)} of {len(default)}"
         )
     if len(set(labels)) < len(labels):
         raise ConfigError(f"labels must differ: {', '.join(labels)}; name them with --label")

@@ -104,7 +104,7 @@ def _warnings(results: Mapping[Path, EvalResult]) -> list[str]:
     found = []
     for path, result in results.items():
         if not result.is_complete:
-            found.append(f"{path} is not the whole evaluation, {result.coverage}")
+            found.append(f"{path} is {result.coverage}")
         if result.num_diverged:
             lost = counted(result.num_diverged, "episode")
             found.append(f"{path}: the simulator diverged in {lost}, counted as failures")

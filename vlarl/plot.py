@@ -6,11 +6,13 @@ colours are Okabe and Ito's, which people with any colour vision can tell apart.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -52,6 +54,9 @@ _STYLE: dict[Any, Any] = {
     "xtick.labelcolor": _INK,
     "ytick.labelcolor": _INK,
 }
+_LABEL, _LINE = 34, 96
+"""Characters in a line of an axis label, and of the words under a picture."""
+
 _FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -196,22 +201,30 @@ def success_bars(
     """Success of each task and of all episodes, one bar per result, with Wilson's 95 % interval.
 
     results: label -> result, in drawing order; the first is grey, as what the others are measured
-    against. Two results that share episodes get their paired difference written underneath.
+    against. Two results that share episodes get their paired difference written underneath; so does
+    what is missing of an incomplete one, and what long task names have in common.
     path: .png, .svg or .pdf.
 
     Raises ConfigError when the file exists and overwrite is False.
     """
     tasks = list(dict.fromkeys(task for r in results.values() for task in r.by_task))
-    rows = [*tasks, "all episodes"] if len(tasks) > 1 else tasks
+    is_complete = all(result.is_complete for result in results.values())
+    total = "all episodes" if is_complete else "played episodes"
+    rows = [*tasks, total] if len(tasks) > 1 else tasks
+    shown, common = _row_labels(tasks)
+    ticks = [*shown, total][: len(rows)]
+    notes = [f"... = {common}"] if common else []
+    notes += [f"{label}: {r.coverage}" for label, r in results.items() if not r.is_complete]
+    notes += filter(None, [_difference(list(results.values()))])
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
         colours = [_GREY, *_cycle(len(results) - 1)]
         for i, (label, result) in enumerate(results.items()):
-            rates = {**result.by_task, "all episodes": result.total}
+            rates = {**result.by_task, total: result.total}
             own = [(row, rates[name]) for row, name in enumerate(rows) if name in rates]
             _draw_bars(axes, own, label, colours[i], place=(i, len(results)))
-        axes.set_yticks(range(len(rows)), rows)
+        axes.set_yticks(range(len(rows)), ticks)
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -221,11 +234,44 @@ def success_bars(
         axes.set_axisbelow(True)
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
-        figure.legend(loc="outside upper left", ncols=len(results))
-        figure.supxlabel(_difference(list(results.values())), x=0.02, ha="left", fontsize=9)
+        in_one_line = sum(map(len, results)) <= _LINE - 10 * len(results)
+        figure.legend(loc="outside upper left", ncols=len(results) if in_one_line else 1)
+        text = "\n".join(fill(note, _LINE, subsequent_indent="    ") for note in notes)
+        figure.supxlabel(text, x=0.02, ha="left", fontsize=9)
 
-    height = 1.3 + 0.18 * (len(results) + 1) * len(rows)
+    lines = max(label.count("\n") + 1 for label in ticks)
+    height = 1.3 + 0.18 * max(len(results) + 1, lines) * len(rows) + 0.16 * len(notes)
     _save(draw, path, size=(6.4, max(2.4, height)), overwrite=overwrite)
+
+
+def _row_labels(tasks: Sequence[str]) -> tuple[list[str], str]:
+    """Names of tasks for the axis, in lines, and what was left out of each for an ellipsis.
+
+    Long names of one suite begin and end alike; only in between can they be told apart.
+    """
+    words = [re.split(r"[_\s]+", task) for task in tasks]
+    if max(map(len, tasks)) <= _LABEL:
+        return list(tasks), ""
+    shortest = min(map(len, words)) - 1  # something of each name stays
+    start = end = 0
+    if len(tasks) > 1:
+        start = _alike(words, shortest)
+        end = _alike([own[::-1] for own in words], shortest - start)
+    start, end = (count if count > 2 else 0 for count in (start, end))
+    first = words[0]
+    kept = [
+        [*["..."][: start and 1], *own[start : len(own) - end], *["..."][: end and 1]]
+        for own in words
+    ]
+    left_out = [" ".join(part) for part in (first[:start], first[len(first) - end :]) if part]
+    return [fill(" ".join(own), _LABEL) for own in kept], " ... ".join(left_out)
+
+
+def _alike(names: Sequence[Sequence[str]], limit: int) -> int:
+    """How many words all names begin with alike, at most `limit`."""
+    columns = zip(*names, strict=False)
+    alike = itertools.takewhile(lambda column: len(set(column)) == 1, columns)
+    return min(sum(1 for _ in alike), limit)
 
 
 def _draw_bars(

@@ -142,8 +142,9 @@ class EvalResult:
         """How much of the plan was played, in words."""
         if self.is_complete:
             return f"all {counted(len(self.plan), 'planned episode')}"
-        part = f"shard {self.shard[0]}/{self.shard[1]}" if self.shard else "incomplete"
-        return f"{part}: {len(self.episodes)} of {counted(len(self.plan), 'planned episode')}"
+        part = f" (shard {self.shard[0]}/{self.shard[1]})" if self.shard else ""
+        of = counted(len(self.plan), "planned episode")
+        return f"incomplete, {len(self.episodes)} of {of}{part}"
 
     @property
     def total(self) -> Rate:

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vlarl.results import EpisodeResult, EvalResult
+from vlarl.results import EpisodeKey, EpisodeResult, EvalResult
 from vlarl_cli.main import app
 
 
@@ -30,7 +30,7 @@ def runs(tmp_path, monkeypatch):
     return ["a_s0", "a_s1", "b"]
 
 
-def save_result(path, successes):
+def save_result(path, successes, plan=10):
     episodes = tuple(
         EpisodeResult(
             task="t",
@@ -44,7 +44,8 @@ def save_result(path, successes):
         )
         for i in range(10)
     )
-    EvalResult(plan=tuple(e.key for e in episodes), episodes=episodes).save(Path(path))
+    keys = tuple(EpisodeKey("t", i, 0) for i in range(plan))
+    EvalResult(plan=keys, episodes=episodes).save(Path(path))
 
 
 def test_runs_become_one_curve_per_experiment(runs):
@@ -68,11 +69,19 @@ def test_results_become_bars(runs):
         assert words in text, words
 
 
+def test_an_incomplete_result_is_pointed_out(runs):
+    save_result("part.json", 3, plan=12)
+    done = vlarl("part.json", "--out", "b.svg")
+    words = "incomplete, 10 of 12 planned episodes"
+    assert f"part.json is {words}" in done.stderr
+    assert f"part: {words}" in Path("b.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (("a_s0", "before.json", "--out", "x.png"), "not both in one picture"),
-        (("a_s0", "b", "--out", "x.png", "--label", "one"), "given 1 times for 2"),
+        (("a_s0", "b", "--out", "x.png", "--label", "one"), "for each of a, b; got 1 of 2"),
         (("before.json", "before.json", "--out", "x.png"), "labels must differ"),
         (("before.json", "--metric", "x", "--out", "x.png"), "--metric goes with runs"),
         (("a_s0", "--metric", "nope", "--out", "x.png"), "never recorded 'nope'"),

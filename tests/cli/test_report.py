@@ -116,9 +116,9 @@ def test_pipes_in_names_do_not_break_a_markdown_table(save):
 
 def test_a_part_says_which_and_that_it_is_not_the_whole(save):
     done = vlarl("report", save("p.json", 3, played=(1, 3)), "--markdown")
-    assert "- p.json: shard 2/2: 4 of 8 planned episodes; plan " in done.stdout
+    assert "- p.json: incomplete, 4 of 8 planned episodes (shard 2/2); plan " in done.stdout
     assert "| played episodes | 2/4 |" in done.stdout
-    assert "p.json is not the whole evaluation, shard 2/2: 4 of 8" in done.stderr
+    assert "p.json is incomplete, 4 of 8 planned episodes (shard 2/2)" in done.stderr
 
 
 def test_a_result_without_episodes_is_named(save):

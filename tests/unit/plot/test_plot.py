@@ -6,6 +6,7 @@ from PIL import Image
 from vlarl.errors import ConfigError
 from vlarl.plot import (
     Curve,
+    _row_labels,
     group_runs,
     learning_curves,
     mean_curve,
@@ -125,6 +126,39 @@ def test_bars_show_counts_and_the_paired_difference(tmp_path):
     text = (tmp_path / "b.svg").read_text()
     for words in ("4/20", "16/20", "14/40", "28/40", "+35.0 points", "40 pairs", "after"):
         assert f"<!-- {words}" in text or words in text, words
+
+
+def task(place):
+    return f"pick_up_the_black_bowl_{place}_and_place_it_on_the_plate"
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_names_of_tasks_are_told_apart(tmp_path):
+    places = ("on_the_stove", "in_the_top_drawer_of_the_wooden_cabinet", "next_to_the_plate")
+    success_bars({"only": result({task(p): 4 for p in places})}, tmp_path / "1.svg")
+    text = (tmp_path / "1.svg").read_text()
+    for words in (
+        "... on the stove ...",
+        "... in the top drawer of the",
+        "wooden cabinet ...",
+        "... next to the plate ...",
+        "... = pick up the black bowl ... and place it on the plate",
+    ):
+        assert f"<!-- {words}" in text or f" {words} -->" in text or f"\n{words}" in text, words
+
+
+@pytest.mark.filterwarnings("error")
+def test_ten_long_names_with_nothing_in_common_fit(tmp_path):
+    names = [f"{word} " + "with many words " * 6 for word in "a b c d e f g h i j".split()]
+    success_bars({"only": result(dict.fromkeys(names, 4))}, tmp_path / "1.png")
+    assert drawn_pixels(tmp_path / "1.png") > 0.05
+
+
+def test_a_name_keeps_a_word_when_another_has_all_of_its_words():
+    labels, common = _row_labels([task("in"), task("in_there")])
+    assert labels == ["... and ...", "... there and ..."]
+    assert common == "pick up the black bowl in ... place it on the plate"
+    assert _row_labels(["reach-v3", "push-v3"]) == (["reach-v3", "push-v3"], "")
 
 
 def test_bars_of_one_result_and_of_different_tasks(tmp_path):

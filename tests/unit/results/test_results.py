@@ -298,12 +298,12 @@ def test_numbers_that_json_lacks_are_not_written(tmp_path, number):
 @pytest.mark.parametrize(
     ("played", "shard", "words"),
     [
-        ((0, 2, 4), (1, 2), "shard 1/2: 3 of 5 planned episodes"),
-        ((1, 4), (2, 3), "shard 2/3: 2 of 5 planned episodes"),
-        ((0, 1), None, "incomplete: 2 of 5 planned episodes"),
-        ((1,), None, "incomplete: 1 of 5 planned episodes"),
+        ((0, 2, 4), (1, 2), "incomplete, 3 of 5 planned episodes (shard 1/2)"),
+        ((1, 4), (2, 3), "incomplete, 2 of 5 planned episodes (shard 2/3)"),
+        ((0, 1), None, "incomplete, 2 of 5 planned episodes"),
+        ((1,), None, "incomplete, 1 of 5 planned episodes"),
         ((0, 1, 2, 3, 4), None, "all 5 planned episodes"),
-        ((), None, "incomplete: 0 of 5 planned episodes"),
+        ((), None, "incomplete, 0 of 5 planned episodes"),
     ],
 )
 def test_a_shard_is_known_by_what_was_played(played, shard, words):

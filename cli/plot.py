@@ -61,6 +61,7 @@ def plot(
     """
     from vlarl import plot as pictures
     from vlarl.atomic import check_writable
+    from vlarl.comparison import unlike
     from vlarl.results import load
 
     output = Output(json=json, quiet=quiet)
@@ -78,6 +79,8 @@ def plot(
                 raise ConfigError(f"{path}: no episode was played, so there is nothing to draw")
             if not result.is_complete:
                 output.warn(f"{path} is {result.coverage}")
+        for warning in unlike(dict(zip(map(str, files), results.values(), strict=True))):
+            output.warn(warning)
         pictures.success_bars(results, out, title=title, overwrite=overwrite)
         found = {name: result.summary()["success"] for name, result in results.items()}
     else:

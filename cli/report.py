@@ -50,6 +50,7 @@ def report(
     Under a Markdown table stands the protocol, so that a number never travels without it. -q prints
     the success rate of each result.
     """
+    from vlarl.comparison import unlike
     from vlarl.results import load
     from vlarl.seeds import over_seeds, training_warnings
 
@@ -60,24 +61,24 @@ def report(
         if not result.episodes:
             raise ConfigError(f"{path}: no episode was played, so there is nothing to report")
     ident: list[str] = [f"{result.total.value:.4f}" for result in results]
-    by_file = dict(zip(files, results, strict=True))
+    by_file = dict(zip(map(str, files), results, strict=True))
     warnings = _warnings(by_file)
     document: object
     if seeds:
-        found = over_seeds({str(path): result for path, result in by_file.items()})
+        found = over_seeds(by_file)
         warnings += training_warnings(by_file)
         rows, document = seed_rows(found), {**found.document(), "warnings": warnings}
         ident = [f"{found.total.mean:.4f}"]
     elif len(results) == 1:
         rows, document = result_rows(results[0]), results[0].summary()
     else:
-        warnings += _unlike(by_file)
+        warnings += unlike(by_file)
         rows = side_by_side(dict(zip(names, results, strict=True)))
         document = {n: r.summary() for n, r in zip(names, results, strict=True)}
     text = format_table(rows)
     if markdown:
         notes = [f"- **warning**: {escaped(warning)}" for warning in warnings]
-        stamps = [line for path, result in by_file.items() for line in _stamp(path, result)]
+        stamps = [line for file, result in by_file.items() for line in _stamp(file, result)]
         text = "\n".join([to_markdown(rows), "", *notes, *stamps])
     output.result(document, text=text, ident=ident)
     for warning in warnings:
@@ -96,7 +97,7 @@ def _distinct(files: list[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(path) for path in files]
 
 
-def _warnings(results: Mapping[Path, EvalResult]) -> list[str]:
+def _warnings(results: Mapping[str, EvalResult]) -> list[str]:
     """What has to be known of each result before its numbers are quoted."""
     from vlarl.protocol import caveats
     from vlarl.results import counted
@@ -113,31 +114,11 @@ def _warnings(results: Mapping[Path, EvalResult]) -> list[str]:
     return found
 
 
-def _unlike(results: Mapping[Path, EvalResult]) -> list[str]:
-    """In what, other than the weights, the results differ from the first."""
-    from vlarl.comparison import other_than_weights
-
-    (start, first), *others = results.items()
-    found = []
-    for path, result in others:
-        different = other_than_weights(first, result)
-        if result.plan_hash != first.plan_hash:
-            different.append(
-                f"planned episodes: {len(first.plan)} | {len(result.plan)}, not the same"
-            )
-        if different:
-            found.append(
-                f"{start} and {path} were not measured alike, so their numbers may differ for "
-                "more than the weights: " + "; ".join(different)
-            )
-    return found
-
-
-def _stamp(path: Path, result: EvalResult) -> list[str]:
+def _stamp(file: str, result: EvalResult) -> list[str]:
     """How it was measured, as a Markdown list."""
     from vlarl.protocol import in_words
 
-    first = f"{path.name}: {result.coverage}; plan {result.plan_hash[:12]}"
+    first = f"{Path(file).name}: {result.coverage}; plan {result.plan_hash[:12]}"
     return [f"- {escaped(first)}", *(f"  - {escaped(line)}" for line in in_words(result.protocol))]
 
 
@@ -163,7 +144,7 @@ def merge(
 
     output = Output(json=json, quiet=quiet)
     parts = [load(path) for path in files]
-    whole = merged(parts)
+    whole = merged(parts, list(map(str, files)))
     if not whole.is_complete:
         raise ConfigError(
             f"{len(whole.missing)} of {counted(len(whole.plan), 'planned episode')} are in none of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlarl.errors import ConfigError
@@ -16,7 +16,6 @@ from vlarl.results import (
     EvalResult,
     counted,
     name_some,
-    plan_hash,
     rate_json,
 )
 
@@ -153,49 +152,44 @@ def _by_start(keys: set[EpisodeKey]) -> list[list[EpisodeKey]]:
     return list(starts.values())
 
 
-def merge(shards: Sequence[EvalResult]) -> EvalResult:
-    """Shards of one evaluation as one result; its plan is the union of theirs.
+def merge(shards: Sequence[EvalResult], names: Sequence[str] = ()) -> EvalResult:
+    """Shards of one evaluation as one result.
 
     An episode that several shards played the same way counts once. What no shard played is in
-    `missing` of the result.
+    `missing` of the result. names: what messages call the shards, by default "part 1" and so on.
 
     Raises:
-        ConfigError: the shards were not played under one protocol (differences are listed), or an
-        episode came out differently in two of them.
+        ConfigError: two shards were not played under one protocol (differences are listed), have
+        other plans, or an episode came out differently in them; the message names both.
     """
-    first = shards[0]
+    names = names or [f"part {number}" for number in range(1, len(shards) + 1)]
+    start, first = names[0], shards[0]
     episodes: dict[EpisodeKey, EpisodeResult] = {}
-    for shard in shards:
+    origin: dict[EpisodeKey, str] = {}
+    for name, shard in zip(names, shards, strict=True):
         different = protocol_differences(
             _without_place(first.protocol), _without_place(shard.protocol), ignore=VOLATILE
         )
         if different:
             raise ConfigError(
-                "these are not shards of one evaluation, their protocols differ: "
+                f"{start} and {name} are not shards of one evaluation, their protocols differ: "
                 + "; ".join(different)
             )
         if shard.plan_hash != first.plan_hash:
+            counts = f"{counted(len(first.plan), 'episode')} and {len(shard.plan)}"
             raise ConfigError(
-                f"these are not shards of one evaluation: one planned "
-                f"{counted(len(first.plan), 'episode')}, "
-                f"another {len(shard.plan)}, and not the same ones"
-                if len(first.plan) != len(shard.plan)
-                else "these are not shards of one evaluation: they planned other episodes"
+                f"{start} and {name} are not shards of one evaluation: they planned "
+                f"{counts}, not the same ones"
             )
         clashes = [e.key for e in shard.episodes if episodes.get(e.key, e) != e]
         if clashes:
             raise ConfigError(
-                f"shards disagree about {name_some(clashes)}; merge only files of one evaluation"
+                f"{origin[clashes[0]]} and {name} disagree about {name_some(clashes)}; merge only "
+                "files of one evaluation"
             )
         episodes.update({e.key: e for e in shard.episodes})
-    plan = tuple(dict.fromkeys(key for shard in shards for key in shard.plan))
-    groups = {name: tasks for shard in shards for name, tasks in shard.groups.items()}
-    return EvalResult(
-        plan=plan,
-        episodes=tuple(episodes.values()),
-        protocol={**first.protocol, "plan_hash": plan_hash(plan)},
-        groups=groups,
-    )
+        origin.update({e.key: name for e in shard.episodes})
+    return replace(first, episodes=tuple(episodes.values()))
 
 
 def _without_place(protocol: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -211,6 +205,22 @@ def other_than_weights(a: EvalResult, b: EvalResult) -> list[str]:
     checkpoint.
     """
     return protocol_differences(a.protocol, b.protocol, ignore=(*VOLATILE, "checkpoint"))
+
+
+def unlike(results: Mapping[str, EvalResult]) -> list[str]:
+    """In what, other than the weights, results differ from the first, as sentences."""
+    (start, first), *others = results.items()
+    found = []
+    for name, result in others:
+        different = other_than_weights(first, result)
+        if result.plan_hash != first.plan_hash:
+            different.append(f"planned episodes: {len(first.plan)} | {len(result.plan)} others")
+        if different:
+            found.append(
+                f"{start} and {name} were not measured alike, so their numbers may differ for "
+                "more than the weights: " + "; ".join(different)
+            )
+    return found
 
 
 def protocol_differences(

@@ -129,16 +129,18 @@ def recipe(run: RunDir) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k not in ("name", "seed", "run_dir")}
 
 
-def training_warnings(results: Mapping[Path, EvalResult]) -> list[str]:
-    """What speaks against the weights of these files being one recipe's, as sentences.
+def training_warnings(results: Mapping[str, EvalResult]) -> list[str]:
+    """What speaks against the weights of these results being one recipe's, as sentences.
+
+    results: by the path of their file.
 
     A stamp does not know how its weights were trained; their run does, where it is still there.
     """
     weights = {result.protocol.get("checkpoint", {}).get("sha256") for result in results.values()}
     if len(weights) == 1 and None not in weights:
         return []
-    known = {path: _training(path, result) for path, result in results.items()}
-    lost = [str(path) for path, training in known.items() if training is None]
+    known = {path: _training(Path(path), result) for path, result in results.items()}
+    lost = [path for path, training in known.items() if training is None]
     if lost:
         return [
             f"the runs that trained the weights of {', '.join(lost)} are not there to ask; that "

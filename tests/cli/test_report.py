@@ -257,4 +257,4 @@ def test_a_comparison_names_its_files_and_weights(save):
 def test_parts_that_disagree_are_refused(save):
     done = vlarl("merge", save("1.json", 3), save("2.json", 2), "--out", "whole.json")
     assert done.exit_code == 2
-    assert "disagree about x trial 2" in done.stderr
+    assert "1.json and 2.json disagree about x trial 2" in done.stderr

@@ -149,7 +149,7 @@ def test_long_names_of_tasks_are_told_apart(tmp_path):
 
 @pytest.mark.filterwarnings("error")
 def test_ten_long_names_with_nothing_in_common_fit(tmp_path):
-    names = [f"{word} " + "with many words " * 6 for word in "a b c d e f g h i j".split()]
+    names = [f"{word} " + "with many words " * 6 for word in "abcdefghij"]
     success_bars({"only": result(dict.fromkeys(names, 4))}, tmp_path / "1.png")
     assert drawn_pixels(tmp_path / "1.png") > 0.05
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from vlarl.comparison import compare, merge
+from vlarl.comparison import compare, merge, unlike
 from vlarl.errors import ConfigError
 from vlarl.proportions import Rate
 from vlarl.results import EpisodeKey, EpisodeResult, EvalResult, plan_hash
@@ -75,6 +75,15 @@ def test_protocol_differences_are_warned_of_but_not_the_weights():
     assert "env.horizon: 100 | 90" in warning
 
 
+def test_results_of_other_episodes_or_settings_are_unlike_the_first():
+    a = result([("x", 0, True)], sampling={"temperature": 0.0, "seed": 0})
+    b = result([("x", 1, True)], sampling={"temperature": 1.6, "seed": 0})
+    assert unlike({"a": a, "c": replace(a, episodes=())}) == []
+    (sentence,) = unlike({"a": a, "b": b})
+    assert sentence.startswith("a and b were not measured alike")
+    assert sentence.endswith(": sampling.temperature: 0.0 | 1.6; planned episodes: 1 | 1 others")
+
+
 def test_repeats_are_pointed_out():
     rows = [("x", 0, True, 0), ("x", 0, True, 1), ("x", 1, True, 0)]
     found = compare(result(rows), result(rows))
@@ -99,21 +108,23 @@ def test_merged_shards_are_the_whole():
     assert [e.trial for e in whole.episodes] == [0, 1, 3]
     assert whole.missing == (EpisodeKey("x", 2, 0),)
     assert whole.total == Rate(2, 3)
-    assert whole.protocol["plan_hash"] == plan_hash(plan)
+    assert whole.plan_hash == plan_hash(plan)
 
 
 def test_parts_of_different_plans_are_refused():
     one = result([("x", 0, True)])
-    with pytest.raises(ConfigError, match="they planned other episodes"):
+    with pytest.raises(
+        ConfigError, match=r"part 1 and part 2 .* planned 1 episode and 1, not the same"
+    ):
         merge([one, result([("y", 0, False)])])
-    with pytest.raises(ConfigError, match="one planned 1 episode, another 2"):
+    with pytest.raises(ConfigError, match="they planned 1 episode and 2"):
         merge([one, result([("x", 0, True), ("x", 1, True)])])
 
 
 def test_shards_that_disagree_are_refused_by_name():
     one = result([("x", 0, True)])
-    with pytest.raises(ConfigError, match="disagree about x trial 0 repeat 0"):
-        merge([one, result([("x", 0, False)])])
+    with pytest.raises(ConfigError, match=r"^b and c disagree about x trial 0 repeat 0"):
+        merge([replace(one, episodes=()), one, result([("x", 0, False)])], "abc")
 
 
 def test_the_same_weights_may_lie_elsewhere():

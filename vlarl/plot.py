@@ -26,7 +26,7 @@ from vlarl.comparison import compare
 from vlarl.config import resolved
 from vlarl.errors import ConfigError
 from vlarl.proportions import Interval, Rate
-from vlarl.results import EvalResult
+from vlarl.results import EvalResult, counted
 from vlarl.run_dir import RunDir
 from vlarl.seeds import mean_of_seeds, recipe
 
@@ -312,7 +312,7 @@ def _difference(results: Sequence[EvalResult]) -> str:
     low, high = total.interval
     return (
         f"Paired difference {100 * total.difference:+.1f} points "
-        f"(95 % interval {100 * low:+.1f} to {100 * high:+.1f}, {total.n} pairs)"
+        f"(95 % interval {100 * low:+.1f} to {100 * high:+.1f}, {counted(total.n, 'pair')})"
     )
 
 

@@ -389,6 +389,15 @@ def test_values_of_the_wrong_kind_name_the_file(copy, file, keys, value, error):
     assert keys[-1] in ("*", "hidden_size") or keys[-1] in str(caught.value)
 
 
+@pytest.mark.parametrize("content", [None, "{", "[" * 10**5, "[1]"])
+def test_a_file_that_is_no_json_object_is_named(copy, content):
+    path = copy / "dataset_statistics.json"
+    path.unlink()
+    path.mkdir() if content is None else path.write_text(content)
+    with pytest.raises(CorruptFile, match=str(path)):
+        spec(OftConfig(checkpoint=str(copy)))
+
+
 # ------------------------------------------------------------------ other heads
 
 

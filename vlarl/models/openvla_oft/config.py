@@ -34,7 +34,7 @@ Count = Annotated[Int, Field(ge=1, le=1024)]
 Chunk = Annotated[Int, Field(ge=1, le=1000)]
 Views = Annotated[Int, Field(ge=1, le=64)]
 Positive = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
-"""Bounds no network comes near; a slip in a file must not ask for a terabyte."""
+# The upper bounds are ones no network comes near: a slip in a file must not ask for a terabyte.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"no '{path.name}' in {path.parent}; an OpenVLA-OFT checkpoint has one",
             fix=download(path.parent),
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as err:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, OSError) as err:
         raise CorruptFile(f"{path} is not valid JSON ({err}); download it again") from None
     if not isinstance(data, dict):
         raise CorruptFile(f"{path} holds a {type(data).__name__}, expected a JSON object")

@@ -150,6 +150,7 @@ def test_seeds_give_their_mean_and_its_t_interval(save):
     files = [save(f"{s}.json", wins, seed=s) for s, wins in enumerate((1, 2, 3))]
     found = json.loads(vlarl("report", *files, "--seeds", "--json").stdout)
     assert found["seeds"] == [0, 1, 2]
+    assert found["warnings"] == []  # all measured the same weights
     assert found["success"]["k"] == [2, 4, 6]
     assert found["success"]["mean"] == 0.5
     # Student's t with 2 degrees of freedom, 4.302653; standard deviation of .25 .5 .75 is .25; the

@@ -10,7 +10,7 @@ import typer
 
 from vlarl.signals import INTERRUPTED, stop_on_signals
 
-from .options import DryRunOpt, JsonOpt, OverridesArg, QuietOpt, complete_preset, words
+from .options import DryRunOpt, JsonOpt, OverridesArg, QuietOpt, complete_preset, named, words
 from .output import Output, format_table
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Split(str, Enum):
 
 
 def collect(
+    ctx: typer.Context,
     overrides: OverridesArg = None,
     suite: Annotated[
         str | None,
@@ -125,16 +126,18 @@ def collect(
     from vlarl.collect_setup import Wanted, set_up
 
     out = Output(json=json, quiet=quiet)
-    fields: dict[str, Any] = {
-        "episodes": episodes,
-        "noise": noise,
-        "temperature": temperature,
-        "keep_failures": keep_failures,
-        "split": split.value,
-        "seed": seed,
-    }
-    if to is not None:
-        fields["to"] = str(to)
+    fields = named(
+        ctx,
+        {
+            "episodes": episodes,
+            "noise": noise,
+            "temperature": temperature,
+            "keep_failures": keep_failures,
+            "split": split,
+            "seed": seed,
+            "to": None if to is None else str(to),
+        },
+    )
     slots = () if num_slots is None else (f"env.num_slots={num_slots}",)
     job = set_up(
         Wanted(
@@ -151,7 +154,7 @@ def collect(
     num_tasks = len({e.task for e in prepared.plan})
     out.hint(
         f"{prepared.origin.teacher} in {job.env.name}: {num_tasks} tasks, "
-        f"{len(prepared.plan)} episodes, {todo} of them to play, noise {noise:g} -> {job.to}"
+        f"{len(prepared.plan)} episodes, {todo} of them to play, noise {job.noise:g} -> {job.to}"
     )
     if dry_run:
         found = {"to": job.to, "episodes": todo, "job": job.model_dump(mode="json")}

@@ -22,6 +22,7 @@ from .options import (
     OverwriteOpt,
     QuietOpt,
     complete_preset,
+    named,
     words,
 )
 from .output import Output, format_table
@@ -30,7 +31,6 @@ from .tables import result_rows
 if TYPE_CHECKING:
     from vlarl.eval_job import EvalJob, Prepared
     from vlarl.eval_setup import Subject
-    from vlarl.results import EvalResult
 
 EXAMPLES = (
     "vlarl eval runs/tiny_metaworld_grpo",
@@ -57,6 +57,7 @@ class Videos(str, Enum):
 
 
 def evaluate(
+    ctx: typer.Context,
     checkpoint: Annotated[
         str | None,
         typer.Argument(
@@ -158,16 +159,21 @@ def evaluate(
         ),
     ] = None,
     overwrite: OverwriteOpt = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with what a stopped evaluation left for --out FILE.",
+            rich_help_panel="Run",
+        ),
+    ] = False,
     dry_run: DryRunOpt = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
     """Play every (task, trial) of a plan exactly once and report success with 95 % intervals."""
-    from vlarl.eval_job import is_finished, save
-
-    from .eval_launch import play_here, play_on_ranks, worker_line
+    from .eval_launch import play_all, worker_line
     from .launch import layout
-    from .progress import Progress
 
     output = Output(json=json, quiet=quiet)
     asked = Asked(
@@ -176,16 +182,20 @@ def evaluate(
         suite=suite,
         tasks=tasks,
         preset=preset,
-        flags={
-            "temperature": temperature,
-            "episodes": episodes,
-            "split": split.value,
-            "repeats": repeats,
-            "seed": seed,
-            "shard": shard,
-            "video": video.value,
-            "overwrite": overwrite,
-        },
+        flags=named(
+            ctx,
+            {
+                "temperature": temperature,
+                "episodes": episodes,
+                "split": split,
+                "repeats": repeats,
+                "seed": seed,
+                "shard": shard,
+                "video": video,
+                "overwrite": overwrite,
+                "resume": resume,
+            },
+        ),
         num_slots=num_slots,
         out=out,
     )
@@ -199,19 +209,12 @@ def evaluate(
         found = {"out": job.out, "episodes": count, "job": job.model_dump(mode="json")}
         output.result(found, text=f"would play {count} episodes {line}", ident=job.out)
         return
-    progress = Progress(len(prepared.share), quiet=quiet)
-    if where.nproc == 1:
-        result = play_here(prepared, progress)
-        path = save(job, result) if result.episodes else None
-    else:
-        result = play_on_ranks(prepared, where, progress)
-        path = job.out if is_finished(job, result) else job.partial_out
-    _finish(output, job, result, path, fail_under)
+    _finish(output, job, play_all(prepared, where, output), fail_under)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The words of the command line. flags: EvalJob fields; None where not given."""
+    """The words of the command line. flags: EvalJob fields that were named."""
 
     checkpoint: str | None
     overrides: tuple[str, ...]
@@ -226,6 +229,7 @@ class Asked:
 def _prepare(asked: Asked) -> tuple[Prepared, Subject]:
     """Everything that can be checked without weights or simulators."""
     from vlarl.eval_job import prepare
+    from vlarl.eval_journal import left_over
     from vlarl.eval_setup import Wanted, set_up
 
     checkpoint, overrides = asked.checkpoint, asked.overrides
@@ -239,11 +243,12 @@ def _prepare(asked: Asked) -> tuple[Prepared, Subject]:
             suite=asked.suite,
             tasks=words(asked.tasks),
             overrides=(*overrides, *slots),
-            fields={k: v for k, v in asked.flags.items() if v is not None},
+            fields=asked.flags,
         ),
         out=lambda subject, env: asked.out or _default_out(subject, asked.suite or env),
     )
-    prepared = prepare(job)
+    left = left_over(job.out, resume=job.resume, overwrite=job.overwrite)
+    prepared = prepare(job, left)
     prepared.policy_module.check(job.policy, needs_value=False, train=False)
     return prepared, subject
 
@@ -271,17 +276,19 @@ def _intent(prepared: Prepared, subject: Subject, ranks: int) -> str:
 def _finish(
     output: Output,
     job: EvalJob,
-    result: EvalResult,
     path: Path | None,
     fail_under: float | None,
 ) -> None:
     """Show what was written to `path` and leave with the right code."""
     from vlarl.eval_job import is_finished
-    from vlarl.results import name_some
+    from vlarl.results import load, name_some
+
+    from .eval_launch import go_on
 
     if path is None:
         output.warn("interrupted before an episode was finished; nothing was written")
         raise typer.Exit(INTERRUPTED)
+    result = load(path)
     output.result(result.document(), text=format_table(result_rows(result)), ident=path)
     shared = result.protocol["plan"]["start_from_training_trial"]
     output.hint(f"{shared} of {len(result.plan)} planned episodes start from a training trial")
@@ -292,7 +299,9 @@ def _finish(
         )
     output.hint(f"wrote {path}")
     if not is_finished(job, result):
-        output.warn(f"interrupted; {len(result.missing)} missing: {name_some(result.missing)}")
+        output.warn(
+            f"interrupted; {len(result.missing)} missing: {name_some(result.missing)}; {go_on(job)}"
+        )
         raise typer.Exit(INTERRUPTED)
     if fail_under is not None and result.total.value < fail_under:
         output.warn(f"success {result.total.value:.1%} is below --fail-under {fail_under:.1%}")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from vlarl import eval_journal
 from vlarl.atomic import write_atomic
-from vlarl.errors import RunFailed
-from vlarl.run_dir import RunDir
 
 from .launch import Layout, command, launch
+from .output import Output
 from .progress import Progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from vlarl.eval_job import EvalJob, Prepared
     from vlarl.results import EvalResult
 
@@ -23,63 +23,77 @@ _MODULE = "vlarl.eval_worker"
 
 def worker_line(job: EvalJob, where: Layout) -> str:
     """The line that starts the ranks; for people."""
-    return " ".join(command(_work_dir(job), where, module=_MODULE))
+    return " ".join(command(eval_journal.work_dir(job.out), where, module=_MODULE))
 
 
-def _work_dir(job: EvalJob) -> RunDir:
-    """Where the ranks leave their logs; removed after success."""
-    return RunDir(job.out.with_suffix(".work"))
+def play_all(prepared: Prepared, where: Layout, output: Output) -> Path | None:
+    """Play the plan and write the result; which file it is in, or None without an episode.
+
+    Whatever ends it early, what was played is in the partial file.
+    """
+    job = prepared.job
+    progress = Progress(len(prepared.share), quiet=output.quiet)
+
+    def say(text: str) -> None:
+        progress.break_line()
+        output.warn(text)
+
+    def told(left: EvalResult) -> None:
+        say(
+            f"{len(left.episodes)} of {len(left.plan)} episodes are kept in "
+            f"{eval_journal.partial_file(job.out)}; {go_on(job)}"
+        )
+
+    with eval_journal.kept(job.out, prepared.before, on_failure=told):
+        if where.nproc > 1:
+            return _play_on_ranks(job, where, progress)
+        return _play_here(prepared, progress, say)
 
 
-def play_here(prepared: Prepared, progress: Progress) -> EvalResult:
-    """Play in this process. Ctrl-C ends it early with what there is."""
+def go_on(job: EvalJob) -> str:
+    """How a stopped evaluation is continued, in words."""
+    return f"the same command with --out {job.out} --resume plays the rest"
+
+
+def _play_here(prepared: Prepared, progress: Progress, say: Callable[[str], None]) -> Path | None:
     from vlarl.distributed.world import init_world
-    from vlarl.eval_job import play
+    from vlarl.eval_job import play, save
     from vlarl.signals import stop_on_signals
 
     world = init_world(prepared.job.compute, {})
-    with stop_on_signals() as stop:
+    told = False
+    with stop_on_signals() as asked:
+
+        def should_stop() -> bool:
+            nonlocal told
+            if asked() and not told:
+                told = True
+                say("stopping after the decision under way; once more to stop at once")
+            return asked()
+
         result = play(
-            prepared, world, on_episode=lambda o: progress.add(o.success), should_stop=stop
+            prepared, world, on_episode=lambda o: progress.add(o.success), should_stop=should_stop
         )
-    progress.break_line()
-    return result
+        progress.break_line()
+        return save(prepared.job, result) if result.episodes else None
 
 
-def play_on_ranks(prepared: Prepared, where: Layout, progress: Progress) -> EvalResult:
-    """Play under torchrun and read the result that rank 0 wrote.
+def _play_on_ranks(job: EvalJob, where: Layout, progress: Progress) -> Path | None:
+    """Play under torchrun; rank 0 writes the result.
 
     Raises the error of the first rank that failed, with the place of its log.
     """
-    from vlarl.results import load
-
-    job, work = prepared.job, _work_dir(prepared.job)
-    shutil.rmtree(work.path, ignore_errors=True)
-    work.logs.mkdir(parents=True)
+    work = eval_journal.work_dir(job.out)
     write_atomic(work.config, job.model_dump_json())
     code = launch(
         work,
         where,
         module=_MODULE,
-        watch=lambda: progress.set(*_count(work, where.nproc)),
+        watch=lambda: progress.set(*eval_journal.count(work, where.nproc)),
         say=lambda _: progress.break_line(),
     )
     progress.break_line()
-    found = job.partial_out if code else job.out
-    if not found.exists():
-        raise RunFailed(f"interrupted before an episode was finished; the logs are in {work.logs}")
-    result = load(found)
-    shutil.rmtree(work.path)
-    return result
-
-
-def _count(work: RunDir, ranks: int) -> tuple[int, int]:
-    """Episodes and successes in the journals so far."""
-    from vlarl.eval_job import journal
-
-    lines = [line for rank in range(ranks) for line in _whole_lines(journal(work, rank))]
-    return len(lines), sum(json.loads(line)["success"] for line in lines)
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    if code == 0:
+        return job.out
+    # Ranks that were killed have not put together what they played.
+    return eval_journal.partial_file(job.out) if eval_journal.keep(job.out) else None

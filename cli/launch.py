@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from vlarl import errors, run_dir
 from vlarl.errors import ConfigError, RunFailed
 from vlarl.run_dir import RunDir
-from vlarl.signals import INTERRUPTED
+from vlarl.signals import INTERRUPTED, Requests
 
 _POLL_S = 0.2
 _LAST_LINES = 15
@@ -111,7 +110,7 @@ def launch(
     run.logs.mkdir(parents=True, exist_ok=True)
     run_dir.clear_exits(run)
     program = ["-m", "vlarl.distributed.launched", module, str(run.path)]
-    with (run.logs / "launcher.log").open("wb") as words, _Signals() as signals:
+    with (run.logs / "launcher.log").open("wb") as words, Requests() as signals:
         # A session of its own: the terminal's Ctrl-C comes here alone, and is passed on once.
         process = subprocess.Popen(
             _command(where, program, run),
@@ -131,30 +130,10 @@ def launch(
     return _outcome(run, where, process.returncode, interrupted=signals.count > 0)
 
 
-class _Signals:
-    """Counts the signals that ask to stop, in place of their usual effect."""
-
-    _CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
-
-    def __enter__(self) -> _Signals:
-        self._before = {number: signal.signal(number, self._on_signal) for number in self._CAUGHT}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
 def _supervise(
     process: subprocess.Popen[bytes],
     where: Layout,
-    signals: _Signals,
+    signals: Requests,
     watch: Callable[[], None],
     say: Callable[[str], None],
 ) -> None:

@@ -7,8 +7,10 @@ value of the first.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,8 +75,17 @@ QuietOpt = Annotated[
 
 
 def words(text: str | None) -> tuple[str, ...]:
-    """The parts of `A,B,...` without spaces around them; none for nothing."""
-    return tuple(word.strip() for word in text.split(",")) if text else ()
+    """The parts of `A,B,...` without spaces around them; none when the option was left out."""
+    return () if text is None else tuple(word.strip() for word in text.split(","))
+
+
+def named(ctx: typer.Context, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Those flags, by parameter name, that stand on the command line, with their plain values."""
+    return {
+        key: value.value if isinstance(value, Enum) else value
+        for key, value in flags.items()
+        if (source := ctx.get_parameter_source(key)) and source.name == "COMMANDLINE"
+    }
 
 
 def merge_overrides(args: list[str] | None, **flags: object) -> list[str]:

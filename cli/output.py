@@ -64,13 +64,18 @@ def print_stdout(text: str) -> None:
 
 
 def print_stderr(text: str) -> None:
-    """One piece of talk, now. Dropped when nobody listens any more: after Ctrl-C, `2>&1 | tee log`
-    loses its reader, and the run still has a checkpoint to write.
+    """One line of talk, now."""
+    talk(text + "\n")
+
+
+def talk(text: str) -> None:
+    """Write to stderr, now. Dropped when nobody listens any more: after Ctrl-C, `2>&1 | tee log`
+    loses its reader, or the terminal is gone, and the run still has a checkpoint to write.
     """
     try:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from .output import print_stderr
+from .output import print_stderr, talk
 
 
 class Progress:
@@ -35,8 +35,7 @@ class Progress:
         text = f"{done}/{self._total} episodes, {wins}/{done} successes ({wins / done:.1%})"
         if self._moves:
             end = "\n" if done == self._total else ""
-            sys.stderr.write(f"\r\033[K{text}{end}")
-            sys.stderr.flush()
+            talk(f"\r\033[K{text}{end}")
         elif done * 10 // self._total > self._tenth:
             self._tenth = done * 10 // self._total
             print_stderr(text)
@@ -44,4 +43,4 @@ class Progress:
     def break_line(self) -> None:
         """Leave the moving line as it is and go on below it."""
         if self._moves and not self._quiet and 0 < self.done < self._total:
-            sys.stderr.write("\n")
+            talk("\n")

@@ -12,7 +12,7 @@ import typer
 from vlarl.signals import INTERRUPTED, stop_on_signals
 
 from .options import DryRunOpt, JsonOpt, OverridesArg, PresetOpt, QuietOpt, SeedOpt, merge_overrides
-from .output import Output, print_stderr
+from .output import Output, print_stderr, talk
 
 if TYPE_CHECKING:
     from vlarl.sft import Progress
@@ -122,7 +122,6 @@ class _Bar:
         text = "  ".join(words)
         if self._moves:
             end = "\n" if progress.step == progress.steps else ""
-            sys.stderr.write(f"\r\033[K{text}{end}")
-            sys.stderr.flush()
+            talk(f"\r\033[K{text}{end}")
         elif "sft/token_accuracy" in progress.metrics:
             print_stderr(text)

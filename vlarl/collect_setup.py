@@ -14,7 +14,7 @@ from vlarl.config import resolved
 from vlarl.config.compose import CLI, compose, parse_overrides
 from vlarl.config.sources import values_of
 from vlarl.errors import ConfigError
-from vlarl.eval_setup import find_env, find_policy, find_subject, pick_tasks
+from vlarl.eval_setup import find_env, find_policy, find_subject, pick_tasks, refuse_twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,10 @@ def set_up(wanted: Wanted) -> CollectJob:
         AssetMissing: no such checkpoint. ConfigError: anything else that is wrong.
     """
     base = dict(compose(wanted.preset).values) if wanted.preset else {}
+    if wanted.preset and "env" not in base:
+        raise ConfigError(
+            f"preset {wanted.preset} has no env to play in; name one of `vlarl train`, or a --suite"
+        )
     values: dict[str, Any] = {}
     teacher = EXPERT
     if wanted.policy != EXPERT:
@@ -56,7 +60,9 @@ def set_up(wanted: Wanted) -> CollectJob:
         values["policy"] = {**kept, "name": name, "checkpoint": str(subject.checkpoint)}
         teacher = subject.name
     values["env"] = _env(wanted, base.get("env", {}))
-    given = values_of(parse_overrides(wanted.overrides))
+    tree = parse_overrides(wanted.overrides)
+    refuse_twice(tree, wanted.fields, suite=wanted.suite, tasks=wanted.tasks)
+    given = values_of(tree)
     if "checkpoint" in given.get("policy", {}):
         raise ConfigError("policy.checkpoint: name the checkpoint with --policy instead")
     if "policy" in given and "policy" not in values:

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Generic, Literal, cast
 
 from pydantic import AfterValidator, Field
 
-from vlarl import registry
+from vlarl import eval_journal, registry
 from vlarl.assets import store
 from vlarl.atomic import check_writable
+from vlarl.comparison import merge
 from vlarl.config.explain import validate
 from vlarl.config.schema import (
     Bool,
@@ -23,16 +24,16 @@ from vlarl.config.schema import (
     PolicySection,
     PolicyT,
     Section,
+    Temperature,
 )
 from vlarl.distributed.precision import autocast
 from vlarl.distributed.world import World, require_device
 from vlarl.episode import Episode
 from vlarl.errors import ConfigError, SpecMismatch
-from vlarl.evaluate import evaluate, make_protocol
-from vlarl.results import EvalResult
+from vlarl.evaluate import episode_result, evaluate, make_protocol
+from vlarl.results import EpisodeKey, EvalResult, plan_hash
 from vlarl.rollout.plan import Trials, eval_plan
 from vlarl.rollout.play import Outcome
-from vlarl.run_dir import RunDir
 from vlarl.specs import EnvSpec, match
 from vlarl.video import Clip, write_grid
 
@@ -54,9 +55,9 @@ class EvalJob(Section, Generic[EnvT, PolicyT]):
     """Held-out trials or training trials."""
     episodes: Annotated[Int, Field(ge=1)] | None = None
     """Trials per task; none means all of them."""
-    repeats: Annotated[Int, Field(ge=1)] = 1
+    repeats: Annotated[Int, Field(ge=1, le=1000)] = 1
     """Episodes per trial; more than one only tells something when sampling."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[Temperature, Field(ge=0)] = 0.0
     """Sampling temperature, 0 = greedy."""
     seed: Annotated[Int, Field(ge=0)] = 0
     """Root of the sampling noise."""
@@ -70,17 +71,14 @@ class EvalJob(Section, Generic[EnvT, PolicyT]):
     """The result file."""
     overwrite: Bool = False
     """Replace the result file if it exists."""
+    resume: Bool = False
+    """Go on with what a stopped evaluation left beside the result file."""
 
     @property
     def part(self) -> tuple[int, int]:
         """`shard` as numbers."""
         number, _, count = self.shard.partition("/")
         return int(number), int(count)
-
-    @property
-    def partial_out(self) -> Path:
-        """Where an interrupted evaluation leaves what it has."""
-        return self.out.with_suffix(".partial.json")
 
     @property
     def video_dir(self) -> Path:
@@ -103,8 +101,8 @@ def build_job(values: Mapping[str, Any], sources: Mapping[str, str] | None = Non
 class Prepared:
     """A job that was found to fit together. Nothing heavy is loaded yet.
 
-    plan: all episodes. share: those of this job's part of it. groups: name -> tasks, for averages.
-    train_trials: those of the env.
+    plan: all episodes. share: those of this job's part of it that are left to play. groups: name ->
+    tasks, for averages. train_trials: those of the env. before: what a stopped evaluation left.
     """
 
     job: EvalJob[EnvSection, PolicySection]
@@ -115,14 +113,18 @@ class Prepared:
     share: tuple[Episode, ...]
     train_trials: Trials
     groups: Mapping[str, Sequence[str]]
+    before: EvalResult | None
 
 
-def prepare(job: EvalJob) -> Prepared:
+def prepare(job: EvalJob, before: EvalResult | None = None) -> Prepared:
     """Look everything up, without loading weights or starting a simulator.
+
+    before: what a stopped evaluation left, when the job is to go on with it.
 
     Raises:
         SpecMismatch: policy and env disagree; every reason is listed.
-        ConfigError: unknown tasks, fewer trials than asked for, or the result file is taken.
+        ConfigError: unknown tasks, fewer trials than asked for, the result file is taken, or what
+            is to be resumed is of another plan.
         DeviceMissing: no GPU although one is asked for.
     """
     check_writable(job.out, overwrite=job.overwrite)
@@ -145,16 +147,41 @@ def prepare(job: EvalJob) -> Prepared:
         repeats=job.repeats,
         record=0 if job.video == "none" else job.repeats * sum(map(len, trials.values())),
     )
+    share = _share(plan, job)
+    if before is not None:
+        share = _left(job, before, plan, share)
     return Prepared(
         job=job,
         env_module=env_module,
         policy_module=policy_module,
         env_spec=env_spec,
         plan=tuple(plan),
-        share=_share(plan, job),
+        share=share,
         train_trials=env_module.trials(job.env, "train"),
         groups=env_module.groups(job.env),
+        before=before,
     )
+
+
+def _left(
+    job: EvalJob, before: EvalResult, plan: Sequence[Episode], share: Sequence[Episode]
+) -> tuple[Episode, ...]:
+    """The episodes of a part that were not played before. Raises ConfigError when there are none,
+    or those that were are of another plan.
+    """
+    if before.plan_hash != plan_hash(map(EpisodeKey.of, plan)):
+        raise ConfigError(
+            f"--resume: the evaluation that was to write {job.out} planned {len(before.plan)} "
+            f"episodes, and not the {len(plan)} of this command; give the options it had"
+        )
+    missing = set(before.missing)
+    left = tuple(e for e in share if EpisodeKey.of(e) in missing)
+    if not left:
+        raise ConfigError(
+            f"--resume: nothing is left to play; {eval_journal.partial_file(job.out)} is the "
+            "whole result and only needs another name"
+        )
+    return left
 
 
 def _share(plan: Sequence[Episode], job: EvalJob) -> tuple[Episode, ...]:
@@ -173,9 +200,12 @@ def play(
 ) -> EvalResult:
     """Load the policy, start the simulators and play the plan; the same result on every rank.
 
-    Nothing is written but videos, by the rank that played the episode.
+    Written are the journals in the job's work folder, which has to be there, and videos, by the
+    rank that played the episode. Raises ConfigError when what is to be resumed was played under
+    another protocol.
     """
     job = prepared.job
+    work = eval_journal.work_dir(job.out)
     policy = prepared.policy_module.load(
         job.policy, device=world.device, needs_value=False, train=False
     )
@@ -197,7 +227,13 @@ def play(
             checkpoint=store.resolve(job.policy.checkpoint),
             num_ranks=world.size,
         )
-        with autocast(world, job.compute):
+        with autocast(world, job.compute), eval_journal.writer(work, world.rank) as note:
+
+            def ended(outcome: Outcome) -> None:
+                note(episode_result(outcome))
+                if on_episode is not None:
+                    on_episode(outcome)
+
             return evaluate(
                 env,
                 policy,
@@ -209,12 +245,27 @@ def play(
                 shard=job.part,
                 protocol=protocol,
                 groups=prepared.groups,
-                on_episode=on_episode,
+                before=prepared.before,
+                on_start=lambda empty: _begin(prepared, world, empty),
+                on_episode=ended,
                 on_frames=lambda outcome: _write_video(prepared, outcome),
                 should_stop=should_stop,
             )
     finally:
         env.close()
+
+
+def _begin(prepared: Prepared, world: World, empty: EvalResult) -> None:
+    """Check what is to be resumed against the protocol in force, then say what is played."""
+    if prepared.before is not None:
+        try:
+            merge([prepared.before, empty])
+        except ConfigError as error:
+            raise ConfigError(
+                f"--resume: the stopped evaluation was another one; {error}"
+            ) from None
+    if world.is_main:
+        eval_journal.begin(eval_journal.work_dir(prepared.job.out), empty)
 
 
 def _write_video(prepared: Prepared, outcome: Outcome) -> None:
@@ -230,18 +281,16 @@ def _write_video(prepared: Prepared, outcome: Outcome) -> None:
 
 def save(job: EvalJob, result: EvalResult) -> Path:
     """Write the result file, or the partial one of an interrupted evaluation; which one it was."""
-    finished = is_finished(job, result)
-    path = job.out if finished else job.partial_out
-    result.save(path, overwrite=job.overwrite or not finished)
-    return path
+    partial = eval_journal.partial_file(job.out)
+    if not is_finished(job, result):
+        result.save(partial, overwrite=True)
+        return partial
+    result.save(job.out, overwrite=job.overwrite)
+    partial.unlink(missing_ok=True)
+    return job.out
 
 
 def is_finished(job: EvalJob, result: EvalResult) -> bool:
     """Whether every episode of the job's part was played."""
     number, count = job.part
     return not set(result.plan[number - 1 :: count]) & set(result.missing)
-
-
-def journal(work: RunDir, rank: int) -> Path:
-    """Where a rank appends one JSON line per finished episode, for whoever watches."""
-    return work.logs / f"episodes_{rank}.jsonl"

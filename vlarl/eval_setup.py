@@ -58,6 +58,9 @@ def set_up(wanted: Wanted, *, out: Callable[[Subject, str], Path]) -> tuple[Eval
             raise ConfigError(f"{section}: is a section; set its fields, e.g. {section}.name=...")
     if "checkpoint" in _sub(given, "policy"):
         raise ConfigError("policy.checkpoint: name the checkpoint as the first argument instead")
+    if "out" in given:
+        raise ConfigError("out: name the result file with --out instead")
+    refuse_twice(given, wanted.fields or {}, suite=wanted.suite, tasks=wanted.tasks)
     tree = merge(merge(tree, tree_of(wanted.fields or {}, CLI)), given)
     name = values_of(_sub(tree, "env"))["name"]
     tree["out"] = Leaf(str(out(subject, name)), CLI)
@@ -68,6 +71,22 @@ def set_up(wanted: Wanted, *, out: Callable[[Subject, str], Path]) -> tuple[Eval
         tree = merge(tree, {"env": {"tasks": picked}})
         job = build_job(values_of(tree), dict(sources_of(tree)))
     return job, subject
+
+
+def refuse_twice(
+    given: Tree, fields: Mapping[str, Any], *, suite: str | None, tasks: Sequence[str]
+) -> None:
+    """Raise ConfigError for everything that was said by an option and by KEY=VALUE."""
+    options = {key: f"--{key.replace('_', '-')}" for key in fields}
+    options |= {"env.name": "--suite", "env.suite": "--suite"} if suite is not None else {}
+    options |= {"env.tasks": "--tasks"} if tasks else {}
+    twice = [
+        f"{key}: {options[key]} says it already; leave one of them out"
+        for key, _ in sources_of(given)
+        if key in options
+    ]
+    if twice:
+        raise ConfigError("\n".join(twice))
 
 
 def _base(wanted: Wanted) -> tuple[Subject, Mapping[str, Any], str]:

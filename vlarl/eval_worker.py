@@ -1,47 +1,31 @@
 """One rank of an evaluation: `torchrun ... -m vlarl.eval_worker WORK_DIR`.
 
-Reads WORK_DIR/config.json (an EvalJob), appends each outcome to WORK_DIR/logs/episodes_N.jsonl for
-whoever watches, and leaves a note of how it ended. Rank 0 writes the result file.
+Reads WORK_DIR/config.json (an EvalJob) and leaves a note of how it ended. Rank 0 writes the result.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from vlarl import run_dir
 from vlarl.distributed.world import World, init_world
 from vlarl.errors import VlarlError
-from vlarl.eval_job import (
-    EvalJob,
-    build_job,
-    is_finished,
-    journal,
-    play,
-    prepare,
-    save,
-)
-from vlarl.evaluate import episode_result
-from vlarl.rollout.play import Outcome
+from vlarl.eval_job import EvalJob, build_job, is_finished, play, prepare, save
+from vlarl.eval_journal import partial_file
+from vlarl.results import load
 from vlarl.run_dir import RankExit, RunDir
 from vlarl.signals import INTERRUPTED, stop_on_signals
 
 log = logging.getLogger("vlarl.eval_worker")
 
 
-def run(work: RunDir, job: EvalJob, world: World) -> int:
+def run(job: EvalJob, world: World) -> int:
     """Play this rank's share; returns the exit code."""
-    prepared = prepare(job)
-    with journal(work, world.rank).open("w", encoding="utf-8") as lines, stop_on_signals() as stop:
-
-        def note(outcome: Outcome) -> None:
-            lines.write(json.dumps(asdict(episode_result(outcome))) + "\n")
-            lines.flush()
-
-        result = play(prepared, world, on_episode=note, should_stop=stop)
+    before = load(partial_file(job.out)) if job.resume else None
+    with stop_on_signals() as stop:
+        result = play(prepare(job, before), world, should_stop=stop)
     if world.is_main and result.episodes:
         save(job, result)
     return 0 if is_finished(job, result) else INTERRUPTED
@@ -57,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     job = build_job(run_dir.read_json(work.config))
     world = init_world(job.compute)
     try:
-        end = RankExit(rank=world.rank, code=run(work, job, world))
+        end = RankExit(rank=world.rank, code=run(job, world))
     except VlarlError as error:
         log.error("%s", error)
         end = RankExit.of(world.rank, error)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 
 import vlarl
+from vlarl.comparison import merge
 from vlarl.config.schema import EnvSection, PolicySection
 from vlarl.episode import Episode
 from vlarl.errors import RunFailed
@@ -91,6 +92,8 @@ def evaluate(
     shard: tuple[int, int] = (1, 1),
     protocol: Mapping[str, Any] | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
+    before: EvalResult | None = None,
+    on_start: Callable[[EvalResult], None] | None = None,
     on_episode: Callable[[Outcome], None] | None = None,
     on_frames: Callable[[Outcome], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -102,7 +105,9 @@ def evaluate(
     (seed, "eval"), so an episode's noise is the same in every evaluation of that seed.
     stages: as in `play`. shard: (i, n) plays the i-th (from 1) of n parts of the plan; the result
     has the whole plan, and the episodes of the other parts are missing from it.
-    protocol, groups: as in EvalResult; the dtypes in use are added.
+    protocol, groups: as in EvalResult; the dtypes in use are added. before: episodes of this plan
+    that were played earlier under the same protocol; they are not played again, and are part of the
+    result. on_start: called on every rank with the result as it is without episodes.
     on_episode: called on the rank that played an episode, as it ends. on_frames: likewise, for
     episodes with `record` only, which then have their frames; nothing else keeps them.
     should_stop: asked between decisions; once true on any rank that rank starts nothing new and the
@@ -111,7 +116,16 @@ def evaluate(
     Raises:
         RunFailed: when, unless stopped, an episode of the part is missing, or one came twice.
     """
-    part = plan[shard[0] - 1 :: shard[1]]
+    empty = EvalResult(
+        plan=tuple(map(EpisodeKey.of, plan)),
+        episodes=(),
+        protocol={**(protocol or {}), "precision": _precision(policy)},
+        groups=dict(groups or {}),
+    )
+    done = set() if before is None else {e.key for e in before.episodes}
+    if on_start is not None:
+        on_start(empty)
+    part = [e for e in plan[shard[0] - 1 :: shard[1]] if EpisodeKey.of(e) not in done]
     rank, size = (world.rank, world.size) if world is not None else (0, 1)
     mine: list[EpisodeResult] = []
     stopped = False
@@ -136,17 +150,12 @@ def evaluate(
         if on_frames is not None and outcome.episode.record:
             on_frames(outcome)
     shares = [(mine, stopped)] if world is None else world.all_gather_object((mine, stopped))
-    result = EvalResult(
-        plan=tuple(map(EpisodeKey.of, plan)),
-        episodes=tuple(e for share, _ in shares for e in share),
-        protocol={**(protocol or {}), "precision": _precision(policy)},
-        groups=dict(groups or {}),
-    )
+    result = replace(empty, episodes=tuple(e for share, _ in shares for e in share))
     played = {e.key for e in result.episodes}
     lost = [key for key in map(EpisodeKey.of, part) if key not in played]
     if lost and not any(was_stopped for _, was_stopped in shares):
         raise RunFailed(f"the evaluation lost episodes: {name_some(lost)}")
-    return result
+    return result if before is None else merge([result, before])
 
 
 def episode_result(outcome: Outcome) -> EpisodeResult:

@@ -11,21 +11,48 @@ INTERRUPTED = 130
 """Exit code of a process that stopped because it was asked to."""
 
 
+class Requests:
+    """Counts, inside its block, the signals that ask to stop, in place of their usual effect.
+
+    A closed terminal (SIGHUP) counts as the first one only, since several processes tell of it, and
+    for nothing where it was ignored before (nohup).
+    """
+
+    def __init__(self, on_more: Callable[[int], None] = lambda _: None) -> None:
+        """on_more: called with the signal's number at the second one and at each after it."""
+        self.count = 0
+        self._on_more = on_more
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGHUP and self.count:
+            return
+        self.count += 1
+        if self.count > 1:
+            self._on_more(number)
+
+    def __enter__(self) -> Requests:
+        caught = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            caught.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._on_signal) for number in caught}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
 @contextmanager
 def stop_on_signals() -> Generator[Callable[[], bool]]:
-    """Inside, SIGINT and SIGTERM make the yielded function true; a second one ends the process."""
-    requested = False
+    """Inside, a request to stop makes the yielded function true; a second one is a
+    KeyboardInterrupt, and a third one ends the process where it stands.
+    """
 
-    def on_signal(number: int, _: FrameType | None) -> None:
-        nonlocal requested
-        if requested:
+    def at_once(number: int) -> None:
+        if requests.count > 2:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        requested = True
+        raise KeyboardInterrupt
 
-    before = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: requested
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with Requests(at_once) as requests:
+        yield lambda: requests.count > 0

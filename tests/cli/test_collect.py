@@ -83,6 +83,9 @@ def test_tasks_alone_choose_the_env_and_the_folder_is_named_after_them(toy):
         (("--suite", "libero_goal"), 2, "the scripted expert plays libero_spatial and libero_obj"),
         (("--suite", "libero_goal", "--dry-run"), 2, "not open_the_middle_drawer"),
         ((), 2, "name what to play: --suite, --tasks or --preset"),
+        (("--preset", "tiny_libero_sft"), 2, "preset tiny_libero_sft has no env to play in"),
+        (("--suite", "toy_both", "env.suite=toy_left"), 2, "--suite says it already"),
+        (("--suite", "toy_both", "--noise", "0.1", "noise=0.2"), 2, "--noise says it already"),
         (("--suite", "toy_both", "--policy", "./none"), 3, "there is no folder './none'"),
         (("--suite", "toy_both", "--policy", "./toy"), 2, "plays whole chunks only"),
         (

@@ -3,12 +3,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from vlarl.results import EpisodeKey, load
+from vlarl.errors import RunFailed
+from vlarl.results import EpisodeKey, EvalResult, load
 from vlarl.testing.token_policy import TokenConfig, TokenPolicy
 from vlarl.testing.toy import write
 from vlarl_cli.main import app
@@ -268,29 +271,121 @@ def test_what_to_evaluate_must_be_named(checkpoint):
     assert "--suite is needed" in error_of("./toy")
 
 
-@pytest.mark.slow
-def test_an_interrupted_evaluation_keeps_what_it_has(checkpoint):
-    line = "toy --suite toy_both --repeats 300 --temperature 1 --out r.json"
-    code = "from vlarl_cli.main import main; main()"
+LONG = "toy --suite toy_both --repeats 20 --temperature 1 --num-slots 4 --out r.json"
+
+
+def stopped(*signals, args=(), pause=0.0):
+    """The long evaluation in a process that gets the signals after a tenth; its code and words."""
+    program = [sys.executable, "-c", "from vlarl_cli.main import main; main()"]
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "eval", *line.split(), "--num-slots", "4"],
+        [*program, "eval", *LONG.split(), *args],
         env=os.environ | {"PYTHONPATH": str(PLUGINS)},
         stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         text=True,
     )
     assert process.stderr is not None
+    read = ""
     for text in process.stderr:
+        read += text
         if text.startswith("1"):  # the first tenth is done
             break
-    process.send_signal(signal.SIGINT)
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(pause)
     _, words = process.communicate(timeout=60)
-    assert process.returncode == 130, words
-    assert "interrupted" in words
-    partial = load(Path("r.partial.json"))
-    assert not partial.is_complete
-    assert len(partial.episodes) >= 480
+    return process.returncode, read + words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    [
+        ((signal.SIGINT,), 130),
+        ((signal.SIGHUP, signal.SIGHUP), 130),
+        ((signal.SIGTERM, signal.SIGINT), 130),
+        ((signal.SIGKILL,), -signal.SIGKILL),
+    ],
+)
+def test_an_evaluation_that_was_stopped_goes_on_where_it_was(checkpoint, signals, code):
+    got, words = stopped(*signals)
+    assert got == code, words
     assert not Path("r.json").exists()
+    if code == 130:
+        assert "--out r.json --resume plays the rest" in words
+        partial = load(Path("r.partial.json"))
+        assert 32 <= len(partial.episodes) < len(partial.plan)
+    assert "go on with --resume" in error_of(*LONG.split())
+    result_of(*LONG.split(), "--resume", "--num-slots", "2")
+    assert not Path("r.partial.json").exists()
+    assert not Path("r.work").exists()
+    result_of(*LONG.replace("r.json", "whole.json").split())
+    assert load(Path("r.json")).episodes == load(Path("whole.json")).episodes
+
+
+@pytest.mark.slow
+def test_ranks_that_were_killed_leave_what_they_played(checkpoint):
+    got, words = stopped(
+        signal.SIGINT, signal.SIGINT, args=("--repeats", "100", "--nproc", "2"), pause=0.4
+    )
+    assert got == 130, words
+    assert len(load(Path("r.partial.json")).episodes) >= 32
+
+
+def test_what_a_failed_evaluation_played_is_kept(checkpoint, monkeypatch):
+    common = ("toy", "--suite", "toy_both", "--temperature", "1", "--num-slots", "2")
+
+    def full_disk(self, path, **_):
+        if path.name == "r.json":
+            raise RunFailed(f"cannot write {path}: No space left on device")
+        write_file(self, path, **_)
+
+    write_file = EvalResult.save
+    monkeypatch.setattr(EvalResult, "save", full_disk)
+    words = error_of(*common, "--out", "r.json", code=1)
+    assert "16 of 16 episodes are kept in r.partial.json" in words
+    assert load(Path("r.partial.json")).is_complete
+    words = error_of(*common, "--out", "r.json", "--resume")
+    assert "r.partial.json is the whole result and only needs another name" in words
+
+
+def test_only_the_same_evaluation_is_resumed(checkpoint):
+    common = ("toy", "--suite", "toy_both", "--num-slots", "2", "--out", "r.json")
+    assert "no stopped evaluation left anything" in error_of(*common, "--resume")
+    result_of(*common)
+    whole = load(Path("r.json"))
+    replace(whole, episodes=whole.episodes[:5]).save(Path("r.partial.json"))
+    words = error_of(*common, "--resume")
+    assert "r.json exists" in words
+    Path("r.json").unlink()
+    words = error_of(*common, "--resume", "--temperature", "1")
+    assert "--resume: the stopped evaluation was another one" in words
+    assert "sampling.temperature: 0.0 | 1.0" in words
+    assert "planned 16 episodes, and not the 8" in error_of(*common, "--resume", "--tasks", "0")
+    assert len(load(Path("r.partial.json")).episodes) == 5
+    done = result_of(*common, "--resume")
+    assert "2 tasks, 11 episodes" in done.stderr
+    assert load(Path("r.json")).episodes == whole.episodes
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--temperature", "1", "temperature=2"), "temperature: --temperature says it already"),
+        (("--split", "eval", "split=train"), "split: --split says it already"),
+        (("env.suite=toy_left",), "env.suite: --suite says it already"),
+        (("--tasks", "0", "env.tasks=[reach-left]"), "env.tasks: --tasks says it already"),
+        (("out=r.json",), "out: name the result file with --out instead"),
+        (("--tasks", ""), "--tasks: the suite has no task ''"),
+    ],
+)
+def test_what_is_said_twice_is_refused(checkpoint, args, words):
+    assert words in error_of("toy", "--suite", "toy_both", *args)
+
+
+def test_a_default_is_not_something_said(checkpoint):
+    result_of("toy", "--suite", "toy_both", "split=train", "--out", "r.json")
+    assert load(Path("r.json")).protocol["plan"]["split"] == "train"
 
 
 def test_compare_pairs_two_files(checkpoint):

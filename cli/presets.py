@@ -38,11 +38,16 @@ def list_(
     quiet: QuietOpt = False,
 ) -> None:
     """List the presets that can be run."""
+    from vlarl import registry
     from vlarl.config import presets
     from vlarl.config.compose import command_of, compose
 
     out = Output(json=json, quiet=quiet)
     wanted = {"env": env, "policy": policy, "algo": algo}
+    for kind in registry.KINDS:
+        wish = wanted[kind]
+        if wish is not None:
+            registry.check_name(kind, wish)
     rows = []
     for name in presets.names():
         composed = compose(name)

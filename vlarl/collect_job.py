@@ -18,7 +18,17 @@ from vlarl import dataset, registry
 from vlarl.assets import store
 from vlarl.batch import EnvStep
 from vlarl.config.explain import validate
-from vlarl.config.schema import Bool, ComputeSection, EnvT, Int, PolicySection, PolicyT, Section
+from vlarl.config.schema import (
+    Bool,
+    ComputeSection,
+    EnvT,
+    Float,
+    Int,
+    PolicySection,
+    PolicyT,
+    Section,
+    Temperature,
+)
 from vlarl.dataset import DataSet, Entry, EntryKey, Origin
 from vlarl.distributed.world import World
 from vlarl.episode import Episode
@@ -45,10 +55,10 @@ class CollectJob(Section, Generic[EnvT, PolicyT]):
     """Whose trials are played."""
     episodes: Annotated[Int, Field(ge=1)] = 10
     """Episodes per task: the first so many trials of the split, each once."""
-    noise: Annotated[float, Field(ge=0)] = 0.0
+    noise: Annotated[Float, Field(ge=0)] = 0.0
     """Standard deviation of Gaussian noise on executed actions, in action units. It shows states
     off the teacher's path; what the teacher wanted is stored beside."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[Temperature, Field(ge=0)] = 0.0
     """Sampling temperature of a policy, 0 = greedy."""
     keep_failures: Bool = False
     """Write the failed episodes, too."""

@@ -54,11 +54,17 @@ def module(kind: Kind, name: str) -> ModuleType:
 
     Raises ConfigError with near names when there is none.
     """
+    check_name(kind, name)
     if name in _BUILT_IN[kind]:
         return importlib.import_module(_BUILT_IN[kind][name])
-    for entry in entry_points(group=_GROUP[kind]):
-        if entry.name == name:
-            return importlib.import_module(entry.value)
+    found = next(e for e in entry_points(group=_GROUP[kind]) if e.name == name)
+    return importlib.import_module(found.value)
+
+
+def check_name(kind: Kind, name: str) -> None:
+    """Raise ConfigError with near names when nothing of that kind has the name."""
+    if name in names(kind):
+        return
     near = difflib.get_close_matches(name, names(kind), n=1)
     hint = f"; did you mean '{near[0]}'?" if near else f"; there are: {', '.join(names(kind))}"
     raise ConfigError(f"{kind}.name: no {kind} named '{name}'{hint}")

@@ -61,7 +61,11 @@ def find_result(source: Path) -> Path:
     if source.is_file():
         return source
     if not source.exists():
-        raise AssetMissing(f"there is no run or result file {source}", fix=f"vlarl eval {source}")
+        raise AssetMissing(
+            f"there is no run or result file {source}; `vlarl train` makes the one, `vlarl eval` "
+            "the other",
+            fix="vlarl video --help",
+        )
     # Hidden ones are drafts of a result that is being written.
     written = RunDir(source).eval.glob("[!.]*.json")
     found = sorted(written, key=lambda p: (p.stat().st_mtime, p.name))

@@ -75,6 +75,21 @@ def test_validate_checks_every_file_and_reports_every_problem(tmp_path, monkeypa
     assert RUN.invoke(app, ["config", "validate", "good.yaml", "-q"]).stdout == "good.yaml\n"
 
 
+def test_a_preset_of_the_other_command_is_named(tmp_path):
+    def error_of(command, preset):
+        done = CliRunner().invoke(app, [command, "--preset", preset, "--dry-run"])
+        assert done.exit_code == 2
+        return done.stderr.strip()
+
+    assert error_of("train", "tiny_metaworld_sft") == (
+        "error: tiny_metaworld_sft is a preset of `vlarl sft`; "
+        "run: vlarl sft --preset tiny_metaworld_sft"
+    )
+    assert "vlarl train --preset tiny_metaworld_grpo" in error_of("sft", "tiny_metaworld_grpo")
+    (tmp_path / "preset").write_text("name: x\n")
+    assert "a preset's file ends in .yaml" in error_of("train", str(tmp_path / "preset"))
+
+
 def test_schema_knows_every_plug_in_and_asks_for_nothing():
     schema = json.loads(RUN.invoke(app, ["config", "schema"]).stdout)
     assert {"extends", "env", "policy", "algo", "optim"} <= set(schema["properties"])

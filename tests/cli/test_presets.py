@@ -23,8 +23,13 @@ def test_list_filters_and_answers_in_json():
     assert [row["name"] for row in rows] == ["tiny_metaworld_ppo"]
     assert (rows[0]["env"], rows[0]["command"]) == ("metaworld", "train")
     assert rows[0]["description"].startswith("PPO ")
-    assert RUN.invoke(app, ["presets", "list", "--env", "x", "-q"]).stdout == ""
     assert RUN.invoke(app, ["presets", "list", "-q"]).stdout.split() == presets.names()
+
+
+def test_list_knows_what_it_can_filter_by():
+    done = RUN.invoke(app, ["presets", "list", "--env", "metawrld"])
+    assert done.exit_code == 2
+    assert "env.name: no env named 'metawrld'; did you mean 'metaworld'?" in done.stderr
 
 
 def test_show_prints_the_file():

@@ -14,7 +14,7 @@ from torch import Tensor
 from vlarl.algos.functional import group_zscore, groups_between, groups_vary
 from vlarl.algos.surrogate import SurrogateSection, episode_weight, policy_loss
 from vlarl.batch import Credit, LossBatch, LossOutput, PolicyEval, Rollout
-from vlarl.config.schema import Int
+from vlarl.config.schema import Float, Int
 from vlarl.interfaces import Algorithm, AllSum
 
 
@@ -25,9 +25,9 @@ class GrpoConfig(SurrogateSection):
     """Registered name of the algorithm."""
     group_size: Annotated[Int, Field(ge=2)] = 8
     """Episodes that share a start state and are compared with each other."""
-    filter_low: Annotated[float, Field(ge=0, le=1)] = 0.0
+    filter_low: Annotated[Float, Field(ge=0, le=1)] = 0.0
     """Groups with a success rate below this are left out; 0 keeps all."""
-    filter_high: Annotated[float, Field(ge=0, le=1)] = 1.0
+    filter_high: Annotated[Float, Field(ge=0, le=1)] = 1.0
     """Groups with a success rate above this are left out; 1 keeps all."""
     denominator: Literal["kept", "all"] = "kept"
     """Episodes the loss is averaged over. kept: filtering leaves the size of a step alone; all: it

@@ -20,7 +20,7 @@ from vlarl.algos.functional import (
 )
 from vlarl.algos.surrogate import SurrogateSection, episode_weight, policy_loss
 from vlarl.batch import Credit, LossBatch, LossOutput, PolicyEval, Rollout
-from vlarl.config.schema import Bool
+from vlarl.config.schema import Bool, Float
 from vlarl.errors import ConfigError
 from vlarl.interfaces import Algorithm, AllSum
 
@@ -30,23 +30,23 @@ class PpoConfig(SurrogateSection):
 
     name: Literal["ppo"] = "ppo"
     """Registered name of the algorithm."""
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    clip_high: Annotated[Float, Field(gt=0)] = 0.2
     """Ratios above 1 + clip_high earn nothing more by rising further."""
     reward_level: Literal["chunk", "action"] = "chunk"
     """What one row of returns and advantages is: a chunk (its rewards are summed; one value per
     decision) or an action (needs a value head as wide as the chunk)."""
-    gamma: Annotated[float, Field(ge=0, le=1)] = 0.99
+    gamma: Annotated[Float, Field(ge=0, le=1)] = 0.99
     """Discount per row: per chunk or per action, see reward_level."""
-    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
+    gae_lambda: Annotated[Float, Field(ge=0, le=1)] = 0.95
     """0 trusts the value head after one row, 1 uses the whole observed return."""
     normalize_advantage: Bool = True
     """Shift and scale advantages to mean 0 and standard deviation 1 over all rows of all ranks."""
-    value_clip: Annotated[float, Field(gt=0)] | None = 0.2
+    value_clip: Annotated[Float, Field(gt=0)] | None = 0.2
     """Farther than this from its value at collection a prediction earns nothing by moving on; in
     units of return. none switches it off."""
-    huber_delta: Annotated[float, Field(gt=0)] = 10.0
+    huber_delta: Annotated[Float, Field(gt=0)] = 10.0
     """Value errors above this count linearly; in units of return."""
-    value_coef: Annotated[float, Field(gt=0)] = 1.0
+    value_coef: Annotated[Float, Field(gt=0)] = 1.0
     """Weight of the value loss beside the policy loss."""
 
     @model_validator(mode="after")

@@ -17,23 +17,23 @@ from vlarl.algos.functional import (
     spread_weight,
 )
 from vlarl.batch import LossBatch, LossOutput, PolicyEval
-from vlarl.config.schema import AlgoSection
+from vlarl.config.schema import AlgoSection, Float
 from vlarl.interfaces import AllSum
 
 
 class SurrogateSection(AlgoSection):
     """The clipped policy loss."""
 
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_low: Annotated[Float, Field(gt=0, lt=1)] = 0.2
     """Ratios below 1 - clip_low earn nothing more by falling further."""
-    clip_high: Annotated[float, Field(gt=0)] = 0.28
+    clip_high: Annotated[Float, Field(gt=0)] = 0.28
     """Ratios above 1 + clip_high earn nothing more by rising further."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: Annotated[Float, Field(gt=1)] | None = None
     """Caps the loss of a negative advantage at dual_clip times its size; none means no cap."""
     logprob_level: LogprobLevel = "token"
     """What one importance ratio covers: token (one action number), action (all its numbers) or
     chunk (the executed actions of one decision)."""
-    entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
+    entropy_bonus: Annotated[Float, Field(ge=0)] = 0.0
     """Coefficient of the mean entropy in the objective (nats per ratio: it depends on
     logprob_level)."""
 

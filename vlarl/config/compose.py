@@ -58,6 +58,16 @@ def command_of(composed: Composed) -> Literal["train", "sft"]:
     return "sft" if "data" in composed.values else "train"
 
 
+def _other_command(name: str, command: str) -> str:
+    return f"{name} is a preset of `vlarl {command}`; run: vlarl {command} --preset {name}"
+
+
+def require_sft(composed: Composed) -> None:
+    """Raise ConfigError for a preset of `vlarl train`."""
+    if command_of(composed) == "train" and "algo" in composed.values:
+        raise ConfigError(_other_command(composed.name, "train"))
+
+
 def parse_overrides(overrides: Iterable[str]) -> Tree:
     """`optim.lr=1e-5` and so on as a tree; values are YAML.
 
@@ -108,6 +118,8 @@ def build(composed: Composed) -> RunConfig:
 
     Raises ConfigError with every problem, one a line.
     """
+    if command_of(composed) == "sft" and "algo" not in composed.values:
+        raise ConfigError(_other_command(composed.name, "sft"))
     problems: list[str] = []
     env, policy, algo = (_section_class(k, composed, problems) for k in registry.KINDS)
     model = cast("type[RunConfig]", RunConfig.__class_getitem__((env, policy, algo)))

@@ -49,7 +49,12 @@ def explain(
     reasons: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False):
         path = _path(detail["loc"], values, is_missing=detail["type"] == "missing")
-        reasons.setdefault(path, []).append(_reason(path, detail, model))
+        reason = _reason(path, detail, model)
+        # A check of a whole section may begin with the key that it is about.
+        key, colon, rest = reason.partition(": ")
+        if path and colon and key in _fields_at(path, model):
+            path, reason = f"{path}.{key}", rest
+        reasons.setdefault(path, []).append(reason)
     return [
         (f"{path}: " if path else "") + "; or ".join(texts) + where(path, sources)
         for path, texts in reasons.items()
@@ -69,10 +74,10 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 def where(path: str, sources: Mapping[str, str]) -> str:
     """` (base/grpo.yaml:4)`; nothing when the key was not set by anyone."""
     key = path.partition("[")[0]
-    exact = sources.get(key)
-    if exact is None and key:
-        exact = next((s for k, s in sources.items() if k.startswith(f"{key}.")), None)
-    return f" ({exact})" if exact else ""
+    exact = {sources[key]} if key in sources else set()
+    if not exact and key:
+        exact = {source for k, source in sources.items() if k.startswith(f"{key}.")}
+    return f" ({exact.pop()})" if len(exact) == 1 else ""
 
 
 def _reason(path: str, detail: Any, model: type[BaseModel]) -> str:
@@ -86,6 +91,7 @@ def _reason(path: str, detail: Any, model: type[BaseModel]) -> str:
     if kind in ("model_type", "model_attributes_type"):
         message = "should be a section of keys and values"
     message = message.replace("Input should be", "should be").replace("valid dictionary", "mapping")
+    message = message.replace("valid tuple", "list, such as [a, b]")
     got = repr(detail["input"])
     if len(got) > _LONGEST_VALUE:
         got = got[: _LONGEST_VALUE - 3] + "..."
@@ -108,17 +114,22 @@ def _path(loc: Sequence[int | str], values: Any, *, is_missing: bool) -> str:
 def _suggest(path: str, model: type[BaseModel]) -> str:
     """The likeliest key: a near one of the same section, or the same word in another section."""
     parent, _, key = path.rpartition(".")
-    section: type[BaseModel] | None = model
-    for part in parent.split(".") if parent else []:
-        field = section.model_fields.get(part) if section else None
-        section = section_of(field.annotation) if field else None
-    siblings = list(section.model_fields) if section else []
+    siblings = _fields_at(parent, model)
     prefix = f"{parent}." if parent else ""
     near = [prefix + name for name in difflib.get_close_matches(key, siblings, n=1)]
     near += [k for k in keys(model) if k.rpartition(".")[2] == key]
     if near:
         return f"; did you mean '{near[0]}'?"
     return f"; there are: {', '.join(siblings)}" if siblings else ""
+
+
+def _fields_at(path: str, model: type[BaseModel]) -> list[str]:
+    """Keys of the section at a dotted path; none where there is no section."""
+    section: type[BaseModel] | None = model
+    for part in path.split(".") if path else []:
+        field = section.model_fields.get(part) if section else None
+        section = section_of(field.annotation) if field else None
+    return list(section.model_fields) if section else []
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:

@@ -33,7 +33,8 @@ def read(name: str) -> str:
     """The text of a shipped preset or base. Raises ConfigError with near names."""
     known = all_names()
     if name not in known:
-        raise ConfigError(f"no preset named '{name}'{_hint(name, known)}")
+        file = "; a preset's file ends in .yaml" if Path(name).is_file() else ""
+        raise ConfigError(f"no preset named '{name}'{file or _hint(name, known)}")
     return (folder() / f"{name}.yaml").read_text(encoding="utf-8")
 
 

@@ -11,12 +11,49 @@ import re
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 Int = Annotated[int, Strict()]
 """An integer; `true` and `1.0` are refused."""
 Bool = Annotated[bool, Strict()]
 """A boolean; `1` and `"yes"` are refused."""
+
+
+def _refuse_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticCustomError("float_type", "Input should be a valid number")
+    return value
+
+
+Float = Annotated[float, BeforeValidator(_refuse_bool)]
+"""A number, also as text, which some editors write; `true` is refused."""
+
+Beta = Annotated[Float, Field(ge=0, lt=1)]
+"""Decay rate of a moment of Adam."""
+
+_LOWEST_TEMPERATURE = 1e-3
+
+
+def _check_temperature(value: float) -> float:
+    if 0 < value < _LOWEST_TEMPERATURE:
+        raise ValueError(
+            f"{value:g} is too close to 0 to divide logits by; the lowest is "
+            f"{_LOWEST_TEMPERATURE:g}, and greedy is 0, where that is allowed"
+        )
+    return value
+
+
+Temperature = Annotated[Float, AfterValidator(_check_temperature)]
+"""Sampling temperature; 0 is greedy."""
 
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -88,7 +125,7 @@ class RolloutSection(Section):
 
     episodes: Annotated[Int, Field(ge=1)] = 64
     """Episodes per iteration over all ranks. With groups: number of groups times group size."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[Temperature, Field(gt=0)] = 1.0
     """Sampling temperature; the update scores with the same one."""
     deterministic: Bool = True
     """Act on fixed groups of slots in a fixed order, so that runs repeat bit for bit. False acts on
@@ -101,21 +138,21 @@ class RolloutSection(Section):
 class OptimSection(Section):
     """The update."""
 
-    lr: Annotated[float, Field(gt=0)] = 1e-4
+    lr: Annotated[Float, Field(gt=0)] = 1e-4
     """AdamW learning rate of the actor."""
-    critic_lr: Annotated[float, Field(gt=0)] = 3e-3
+    critic_lr: Annotated[Float, Field(gt=0)] = 3e-3
     """AdamW learning rate of the value head."""
     warmup_steps: Annotated[Int, Field(ge=0)] = 0
     """Optimizer steps of linear warm-up."""
     critic_warmup: Annotated[Int, Field(ge=0)] = 0
     """First iterations in which only the value head is trained."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW moment decay rates."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    eps: Annotated[Float, Field(gt=0)] = 1e-8
     """AdamW denominator offset."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[Float, Field(ge=0)] = 0.0
     """AdamW decoupled weight decay."""
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    grad_clip: Annotated[Float, Field(gt=0)] = 1.0
     """Largest global L2 norm of the gradient."""
     epochs: Annotated[Int, Field(ge=1)] = 1
     """Passes over each rollout."""
@@ -124,7 +161,7 @@ class OptimSection(Section):
     any number of ranks."""
     micro_batch: Annotated[Int, Field(ge=1)] = 64
     """Decisions per forward and backward; changes memory and speed, never the result."""
-    target_kl: Annotated[float, Field(gt=0)] | None = None
+    target_kl: Annotated[Float, Field(gt=0)] | None = None
     """Skip the rest of an iteration's optimizer steps once approx_kl of a step exceeds this."""
 
 
@@ -137,7 +174,7 @@ class EvalSection(Section):
     """Evaluate before the first and after the last iteration."""
     episodes: Annotated[Int, Field(ge=1)] | None = None
     """Held-out trials per task; none means all of them."""
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: Annotated[Temperature, Field(ge=0)] | None = None
     """Sampling temperature, 0 = greedy; none means the one of the rollout."""
     video: Annotated[Int, Field(ge=0)] = 4
     """Episodes recorded as video in the last evaluation of a run."""
@@ -216,7 +253,9 @@ class RunConfig(Section, Generic[EnvT, PolicyT, AlgoT]):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> RunConfig:
-        problems = disagreements(self.rollout, self.algo)
+        # Where no such algorithm exists, a stand-in takes its place.
+        known = isinstance(self.algo, AlgoSection)
+        problems = disagreements(self.rollout, self.algo) if known else []
         if problems:
             raise ValueError("\n".join(problems))
         return self

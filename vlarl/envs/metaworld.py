@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from vlarl.config.schema import EnvSection, Int
+from vlarl.config.schema import EnvSection, Float, Int
 from vlarl.envs import gl, metaworld_sim
 from vlarl.envs.chunked import PlayConfig
 from vlarl.envs.metaworld_tasks import SUITES, TASKS, goal_vector, suite_named, task_named
@@ -65,7 +65,7 @@ class MetaWorldConfig(EnvSection):
     """Height and width of recorded video frames, pixels."""
     video_every: Annotated[Int, Field(ge=1)] = 4
     """Actions per recorded video frame; 4 of 80 Hz makes 20 frames a second."""
-    worker_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    worker_timeout_s: Annotated[Float, Field(gt=0)] = 300.0
     """Seconds without an answer, start-up included, after which a worker counts as hung."""
     worker_models: Annotated[Int, Field(ge=1)] = 4
     """Compiled tasks each simulator process keeps, at 65 MB (fast) to 145 MB (full) each. A reset

@@ -5,7 +5,7 @@ from types import ModuleType
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from vlarl import registry
 from vlarl.config.schema import AlgoSection, EnvSection, Int, PolicySection, Section
@@ -22,6 +22,12 @@ class Pond(EnvSection):
         if tasks == "fly":
             raise ValueError("no task 'fly'; there are: swim, dive")
         return tasks
+
+    @model_validator(mode="after")
+    def _is_a_pond(self):
+        if self.depth > 50:
+            raise ValueError(f"depth: {self.depth:g} m is an ocean")
+        return self
 
 
 class Sea(EnvSection):

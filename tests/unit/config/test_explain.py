@@ -29,6 +29,7 @@ RUN = "env: {name: pond}\npolicy: {name: duck, checkpoint: quack}\nalgo: {name: 
             "optim.lr: should be a valid number, unable to parse string as a number; "
             "got 'fast' (cli)",
         ),
+        ("optim.lr=true", "optim.lr: should be a valid number; got True (cli)"),
         ("optim.lr=-1", "optim.lr: should be greater than 0; got -1 (cli)"),
         ("optim.epochs=true", "optim.epochs: should be a valid integer; got True (cli)"),
         ("log.tensorboard=yes", "log.tensorboard: should be a valid boolean; got 'yes' (cli)"),
@@ -41,7 +42,16 @@ RUN = "env: {name: pond}\npolicy: {name: duck, checkpoint: quack}\nalgo: {name: 
             "optim.betas[1]: should be a valid number, unable to parse string as a number; "
             "got 'x' (cli)",
         ),
+        ("optim.betas=[0.9, 1]", "optim.betas[1]: should be less than 1; got 1 (cli)"),
+        ("optim.betas=0.9", "optim.betas: should be a list, such as [a, b]; got 0.9 (cli)"),
+        ("algo.name=hrd", "algo.name: no algo named 'hrd'; did you mean 'herd'? (cli)"),
+        (
+            "rollout.temperature=1e-320",
+            "rollout.temperature: 9.99989e-321 is too close to 0 to divide logits by; the lowest "
+            "is 0.001, and greedy is 0, where that is allowed (cli)",
+        ),
         ("optim=", "optim: should be a section of keys and values; got None (cli)"),
+        ("env.depth=60", "env.depth: 60 m is an ocean (cli)"),
         ("env.tasks=fly", "env.tasks: no task 'fly'; there are: swim, dive (cli)"),
         (
             "env.tasks=3",

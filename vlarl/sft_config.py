@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Generic, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from vlarl import registry
-from vlarl.config.compose import Composed
+from vlarl.config.compose import Composed, require_sft
 from vlarl.config.explain import validate
 from vlarl.config.schema import (
+    Beta,
     ComputeSection,
     Int,
     LogSection,
@@ -51,6 +53,22 @@ class InitSection(Section):
     vision_mlp: Annotated[Int, Field(ge=8)] = 192
     """Inner width of the vision MLPs."""
 
+    @model_validator(mode="after")
+    def _heads_share_widths(self) -> Self:
+        # Positions turn pairs of numbers in each head of the language model.
+        for name, unit, what in (
+            ("hidden", 2 * self.heads, "twice the heads"),
+            ("vision_dim", self.vision_heads, "the vision_heads"),
+        ):
+            got = getattr(self, name)
+            if got % unit:
+                below = got - got % unit
+                near = [str(n) for n in (below, below + unit) if n >= 8]
+                raise ValueError(
+                    f"{name}: {got} is no multiple of {unit}, {what}; nearest: {' or '.join(near)}"
+                )
+        return self
+
 
 class SftOptimSection(Section):
     """The update."""
@@ -68,7 +86,7 @@ class SftOptimSection(Section):
     """Steps of linear warm-up."""
     final_lr: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Learning rate at the end, as a fraction of the highest; reached along a cosine."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW moment decay rates."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """AdamW decoupled weight decay of matrices; vectors (norms, biases) have none."""
@@ -132,6 +150,7 @@ def build(composed: Composed) -> SftConfig:
 
     Raises ConfigError with every problem, one a line.
     """
+    require_sft(composed)
     values = dict(composed.values)
     section = values.get("policy")
     if not isinstance(section, dict) or "name" not in section:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from vlarl import dataset, run_dir
+from vlarl import dataset, run_dir, sft_data
 from vlarl.config.compose import Composed, compose
 from vlarl.dataset import Origin
 from vlarl.distributed.world import World
@@ -250,6 +250,34 @@ def test_unfit_data_is_found_before_anything_is_written(data, tmp_path):
     with pytest.raises(SpecMismatch, match="env is 'libero', but 'squares' is needed"):
         prepare(config(data, run, data=[str(data), str(other.folder)]))
     assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "says"),
+    [
+        ("init", {"hidden": 33}, r"init\.hidden: 33 is no multiple of 4.* nearest: 32 or 36"),
+        ("init", {"hidden": 34}, "nearest: 32 or 36"),  # heads of 17 numbers have half a pair
+        ("init", {"vision_dim": 9, "vision_heads": 16}, r"vision_dim: 9 .* nearest: 16"),
+        ("optim", {"betas": [1, 0.9]}, r"optim\.betas\[0\]: .*less than 1"),
+        ("optim", {"betas": [0.9, -0.1]}, r"optim\.betas\[1\]: .*greater than or equal to 0"),
+    ],
+)
+def test_values_that_no_network_or_optimiser_takes(data, tmp_path, section, changes, says):
+    with pytest.raises(ConfigError, match=says):
+        config(data, tmp_path / "run", **{section: changes})
+
+
+@pytest.mark.parametrize("part", ["target", "state"])
+def test_episodes_of_other_widths_are_named(data, tmp_path, part):
+    other = dataset.create(tmp_path / "other", ORIGIN)
+    made = episode("left", 0, np.random.default_rng(0))
+    wide = np.zeros((len(made), 7), np.float32)
+    both = {"action": wide, "target": wide} if part == "target" else {"state": wide}
+    other.add(replace(made, **both))
+    other.flush()
+    sets = [dataset.open_(data), dataset.open_(other.folder)]
+    with pytest.raises(SpecMismatch, match=rf"other/.* of 7 numbers, but those of {data} have"):
+        sft_data.load(sets, 1)
 
 
 def test_a_checkpoint_for_other_actions_is_refused(data, tmp_path):

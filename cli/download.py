@@ -91,14 +91,12 @@ def download(
         raise ConfigError("name what to download, or see --list")
     if revision is not None and len(names) > 1:
         raise ConfigError("--revision goes with one asset; download them one by one")
-    from huggingface_hub.utils import logging
+    from vlarl.assets import hub
+    from vlarl.assets.download_plan import check_space, plan, refuse_unreachable, require
 
-    from vlarl.assets import manifest
-    from vlarl.assets.download_plan import check_space, plan, refuse_unreachable
-
-    logging.set_verbosity_error()  # its warnings quote signed addresses
-    for name in names:
-        manifest.get(name)  # a typo in the last name is told before the first is looked at
+    require(names)  # a typo in the last name is told before the first is looked at
+    hub.check_endpoint()
+    hub.tell_waits(out.hint)
     plans = [plan(n, to=to, revision=revision, force=force) for n in dict.fromkeys(names)]
     for one in plans:
         out.hint(_describe(one))
@@ -125,7 +123,7 @@ def _list(out: Output) -> None:
     for name in manifest.names():
         asset = manifest.get(name)
         folder = store.home() / name
-        state = "no"
+        state = "incomplete" if store.draft_of(folder).is_dir() else "no"
         if folder.is_dir():
             state = "incomplete" if store.lacking(name, folder) else "yes"
         rows.append((asset, state))

@@ -85,6 +85,7 @@ def explain(
         f"command: {shlex.join(command)}",
         *_division(checked.division, run.eval.ends or run.eval.every > 0),
         *(_memory(memory, checked.division.ranks) if memory else ()),
+        *(_too_little(memory, checked.division.ranks) if memory else ()),
         *_missing(run, checked),
     ]
     output.result(
@@ -136,6 +137,16 @@ def _memory(memory: Estimate, ranks: int) -> list[str]:
     return [*lines, f"  assumed: {'; '.join(memory.assumes)}"]
 
 
+def _too_little(memory: Estimate, ranks: int) -> list[str]:
+    """A line when this machine has less memory of its own than the estimate."""
+    from vlarl.doctor import memory_bytes
+
+    need, have = memory.machine(ranks), memory_bytes()
+    if have is None or need <= have:
+        return []
+    return [f"  too little here: this machine has {have / _GIB:.0f} of the {need / _GIB:.0f} GiB"]
+
+
 def _row(place: str, what: str) -> dict[str, Any]:
     from vlarl.train.memory import PHASES
 
@@ -156,5 +167,5 @@ def _missing(run: RunConfig, checked: Checked) -> list[str]:
     if checked.parts.missing is not None:
         lines.append("not checked without it: statistics, head, tokenizer and weights")
     if checked.missing:
-        lines.append("all else is in order; the run itself would end with exit code 3")
+        lines.append("nothing else is missing; the run itself would end with exit code 3")
     return lines

@@ -187,10 +187,17 @@ def _rendering() -> Check:
 def _cpu() -> Check:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     detail = f"{cores} cores"
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-        detail += f", {gib:.1f} GiB memory"
+    memory = memory_bytes()
+    if memory is not None:
+        detail += f", {memory / 2**30:.1f} GiB memory"
     return Check(name="cpu", ok=True, detail=detail)
+
+
+def memory_bytes() -> int | None:
+    """Memory of this machine; None where the system does not say."""
+    if not (hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _disk(name: str, folder: Path) -> Check:
@@ -201,6 +208,9 @@ def _disk(name: str, folder: Path) -> Check:
     free = shutil.disk_usage(parent).free / 2**30
     detail = f"{folder}: {free:.1f} GiB free"
     variable = {"cache": "VLARL_HOME", "runs": "VLARL_RUNS"}[name]
+    if not parent.is_dir():
+        detail = f"{folder}: {parent} is a file"
+        return _broken(name, detail, f"export {variable}=/a/writable/folder")
     if free < _ENOUGH_GIB:
         return _broken(name, f"{detail}, too little", f"export {variable}=/a/larger/disk")
     if not os.access(parent, os.W_OK):

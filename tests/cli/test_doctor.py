@@ -157,6 +157,11 @@ def test_a_full_or_closed_disk_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
     check = doctor._disk("cache", tmp_path)
     assert check.fix == "export VLARL_HOME=/a/writable/folder"
+    monkeypatch.undo()
+    (tmp_path / "file").touch()
+    check = doctor._disk("cache", tmp_path / "file" / "x")
+    assert not check.ok
+    assert "file is a file" in check.detail
 
 
 def test_an_unknown_env_is_a_usage_error(quick):

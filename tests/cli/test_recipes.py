@@ -34,7 +34,8 @@ def train(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_dry_run_lists_what_is_missing_and_passes(train, name):
+def test_a_dry_run_lists_what_is_missing_and_passes(train, monkeypatch, name):
+    monkeypatch.setattr("vlarl.doctor.memory_bytes", lambda: 2**50)
     done = train(name, "--dry-run", "--nproc", 8)
     assert done.exit_code == 0, done.output
     checkpoint = build(compose(name)).policy.checkpoint
@@ -48,6 +49,13 @@ def test_a_dry_run_lists_what_is_missing_and_passes(train, name):
     ):
         assert words in done.stdout
     assert "note:" not in done.stdout  # everything divides
+    assert "too little here" not in done.stdout
+
+
+def test_a_machine_that_is_too_small_is_named(train, monkeypatch):
+    monkeypatch.setattr("vlarl.doctor.memory_bytes", lambda: 20 * 2**30)
+    done = train("libero_spatial_grpo_openvlaoft", "--dry-run", "--nproc", 8)
+    assert "too little here: this machine has 20 of the" in done.stdout
 
 
 @pytest.mark.parametrize("name", RECIPES)

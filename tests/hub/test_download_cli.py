@@ -131,6 +131,8 @@ def test_a_full_disk_is_refused_before_anything_comes(duck, monkeypatch):
         (["--list", "duck"], "leave out the names"),
         (["dukc", "swan"], "no asset named 'dukc' to download; did you mean 'duck'?"),
         (["swan", "zebra"], "there are: duck, swan"),
+        (["dukc", "swn"], "no asset named 'swn' to download; did you mean 'swan'?"),
+        (["tiny-oft-libero"], "tiny-oft-libero comes with vlarl; there is nothing to download"),
         (["duck", "swan", "--revision", "a"], "--revision goes with one asset"),
         (["duck", "--revision", "v9"], "o/duck has no revision 'v9'"),
         (["duck", "--to", "./a-file"], "a-file is a file"),
@@ -148,7 +150,33 @@ def test_bad_requests_are_one_message_and_leave_nothing(
     assert not store.home().exists()
 
 
+@pytest.mark.parametrize("address", ["", "huggingface.co", "ftp://x", "https://"])
+def test_an_endpoint_that_is_no_address_is_named(duck, monkeypatch, address):
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    done = run("duck", code=2)
+    assert f"HF_ENDPOINT is '{address}'; expected an address such as" in done.stderr
+
+
+def test_the_fix_keeps_what_was_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    done = run("pi0-metaworld-sft", "--to", tmp_path / "a b", "--revision", "v2", code=3)
+    line = f"vlarl download pi0-metaworld-sft --to '{tmp_path}/a b' --revision v2"
+    assert line in done.stderr
+
+
+def test_waiting_for_a_busy_hub_is_said(duck, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    duck.faults["tree"] = [429, 503]
+    done = run("duck")
+    assert done.stderr.count(f"{duck.url} is busy or does not answer; asking again in") == 2
+    assert "cursor" not in done.stderr
+
+
 def test_the_list_says_what_is_here(duck):
+    draft = store.home() / ".duck.partial"
+    draft.mkdir(parents=True)
+    assert run("--list").stdout.splitlines()[1].split()[:2] == ["duck", "incomplete"]
+    draft.rmdir()
     run("duck", "swan")
     (store.home() / "swan" / "model.safetensors").unlink()
     lines = run("--list").stdout.splitlines()

@@ -16,12 +16,11 @@ from pathlib import Path
 
 from huggingface_hub.utils import WeakFileLock
 
-from vlarl.assets import hub, record
+from vlarl.assets import hub, record, store
 from vlarl.assets.download_plan import (
     UNFINISHED,
     Plan,
     check_space,
-    draft_of,
     part_of,
     refuse_unreachable,
 )
@@ -55,7 +54,7 @@ def download(
         if not plan.force and _was_completed_meanwhile(plan):
             return True
         check_space([plan])
-        draft = draft_of(plan.folder)
+        draft = store.draft_of(plan.folder)
         if not draft.exists() and not plan.force and plan.folder.exists():
             plan.folder.rename(draft)
         draft.mkdir(exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +42,8 @@ class Plan:
     """What there is to do for one asset.
 
     commit: None when the hub was not asked. unreachable: why it could not be asked; the files are
-    then what the manifest knows. is_complete: the folder is in place and verified.
+    then what the manifest knows. is_complete: the folder is in place and verified. force, revision:
+    as asked for.
     """
 
     asset: Asset
@@ -51,6 +53,7 @@ class Plan:
     is_complete: bool = False
     unreachable: str | None = None
     force: bool = False
+    revision: str | None = None
 
     @property
     def num_bytes(self) -> int | None:
@@ -63,6 +66,21 @@ class Plan:
         if self.is_complete:
             return 0
         return manifest.total(None if f.size is None else f.size - f.have for f in self.files)
+
+
+def require(names: Sequence[str]) -> None:
+    """Raise ConfigError for all names that are not in the manifest."""
+    problems = []
+    for name in dict.fromkeys(names):
+        if name in store.shipped():
+            problems.append(f"{name} comes with vlarl; there is nothing to download")
+            continue
+        try:
+            manifest.get(name)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def plan(
@@ -81,6 +99,7 @@ def plan(
     folder = (store.home() if to is None else to.expanduser()) / name
     _refuse_unusable(folder)
     note = None if force else record.read(folder)
+    asked = revision
     if note is not None:
         if revision not in (None, note.commit):
             raise ConfigError(
@@ -90,19 +109,20 @@ def plan(
         if not note.damaged(folder):
             return _of_folder(asset, folder, note)
         revision = note.commit
-    base = draft_of(folder) if force or draft_of(folder).exists() else folder
+    base = store.draft_of(folder) if force or store.draft_of(folder).exists() else folder
     why = None
     try:
         found = _listing(asset, revision)
     except hub.Unreachable as error:
         why = str(error)
         if note is None:
-            return Plan(asset, folder, None, _of_manifest(asset, base), unreachable=why)
+            files = _of_manifest(asset, base)
+            return Plan(asset, folder, None, files, unreachable=why, force=force, revision=asked)
         found = hub.Listing(note.commit, dict(note.files))
     if note is None and not force:
         _refuse_foreign(folder, found)
     files = tuple(_planned(base, path, file) for path, file in sorted(found.files.items()))
-    return Plan(asset, folder, found.commit, files, unreachable=why, force=force)
+    return Plan(asset, folder, found.commit, files, unreachable=why, force=force, revision=asked)
 
 
 def check_space(plans: Sequence[Plan]) -> tuple[int, int]:
@@ -118,7 +138,7 @@ def check_space(plans: Sequence[Plan]) -> tuple[int, int]:
         names = " ".join(p.asset.name for p in plans if not p.is_complete)
         raise MissingError(
             f"{names} needs {readable(needed)} but {existing} has {readable(free)} free",
-            fix=f"vlarl download {names} --to /a/larger/disk",
+            fix=_command(plans, to="/a/larger/disk"),
         )
     return needed, free
 
@@ -133,14 +153,20 @@ def refuse_unreachable(plans: Sequence[Plan]) -> None:
         missing = [f.path for f in p.files if not f.is_here]
         what = ", ".join(missing) or "nothing that the manifest names, but it cannot be verified"
         lines.append(f"missing of {p.asset.name}: {what}")
-    names = " ".join(p.asset.name for p in lost)
     offline = "HF_HUB_OFFLINE=0 " if "HF_HUB_OFFLINE" in lines[0] else ""
-    raise AssetMissing("\n".join(lines), fix=f"{offline}vlarl download {names}")
+    raise AssetMissing("\n".join(lines), fix=f"{offline}{_command(plans)}")
 
 
-def draft_of(folder: Path) -> Path:
-    """Where the files of an asset are collected until all are there."""
-    return folder.with_name(f".{folder.name}.partial")
+def _command(plans: Sequence[Plan], to: str | None = None) -> str:
+    """The line that carries these plans out. to: another place than theirs."""
+    parent = plans[0].folder.parent
+    if to is None and parent != store.home():
+        to = shlex.quote(str(parent))
+    words = ["vlarl download", *(p.asset.name for p in plans if not p.is_complete)]
+    words += [f"--to {to}"] if to else []
+    words += [f"--revision {shlex.quote(plans[0].revision)}"] if plans[0].revision else []
+    words += ["--force"] if plans[0].force else []
+    return " ".join(words)
 
 
 def part_of(path: Path, file: HubFile) -> Path:
@@ -213,7 +239,7 @@ def _refuse_foreign(folder: Path, found: hub.Listing) -> None:
     if not folder.exists():
         return
     replaced = "--force replaces it, --to DIR downloads elsewhere"
-    if draft_of(folder).exists():
+    if store.draft_of(folder).exists():
         raise ConfigError(
             f"{folder} was not made by `vlarl download`, and a download of it was interrupted "
             f"before; {replaced}"

@@ -9,6 +9,8 @@ stored token are read by huggingface_hub.
 from __future__ import annotations
 
 import functools
+import logging
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,10 +29,11 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers
+from huggingface_hub.utils import logging as hub_logging
 
 import vlarl
 from vlarl.assets.record import HubFile
-from vlarl.errors import DownloadFailed, MissingError, VlarlError
+from vlarl.errors import ConfigError, DownloadFailed, MissingError, VlarlError
 
 WAITS_S = (1.0, 2.0, 4.0)
 """Pauses before a failed request is sent again."""
@@ -63,6 +66,28 @@ def endpoint() -> str:
     """The hub's address, or its mirror's, from HF_ENDPOINT; for messages, so without a password."""
     scheme, there, rest = constants.ENDPOINT.partition("://")
     return f"{scheme}{there}{rest.rpartition('@')[2]}"
+
+
+def check_endpoint() -> None:
+    """Raise ConfigError when HF_ENDPOINT is no address."""
+    if not re.match(r"https?://[^/\s]", constants.ENDPOINT):
+        raise ConfigError(
+            f"HF_ENDPOINT is '{endpoint()}'; expected an address such as "
+            "https://huggingface.co, or unset it"
+        )
+
+
+def tell_waits(say: Callable[[str], None]) -> None:
+    """Have pauses before another attempt said; the client's own words quote signed addresses."""
+
+    class Waits(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            pause = re.search(r"(?:Retrying in|Waiting) ([\d.]+)s", record.getMessage())
+            if pause is not None:
+                say(f"{endpoint()} is busy or does not answer; asking again in {pause[1]} s")
+
+    words = hub_logging.get_logger()
+    words.handlers = [Waits()]
 
 
 def listing(repo: str, revision: str) -> Listing:

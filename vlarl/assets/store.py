@@ -22,8 +22,18 @@ def home() -> Path:
 
 def names() -> list[str]:
     """Every asset on this machine, shipped ones first."""
-    shipped = _folders(_shipped())
-    return shipped + [name for name in _folders(home()) if name not in shipped]
+    ours = shipped()
+    return ours + [name for name in _folders(home()) if name not in ours]
+
+
+def shipped() -> list[str]:
+    """The assets that come with the package."""
+    return _folders(_shipped())
+
+
+def draft_of(folder: Path) -> Path:
+    """Where the files of an asset are collected until all are there."""
+    return folder.with_name(f".{folder.name}.partial")
 
 
 def resolve(name_or_path: str | Path) -> Path:

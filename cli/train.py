@@ -125,6 +125,7 @@ def train(
     """Improve a policy by reinforcement learning."""
     from vlarl import metrics
     from vlarl.config.compose import build
+    from vlarl.train.preflight import is_complete, resume_point
 
     output = Output(json=json, quiet=quiet)
     where = launch.layout(nproc, nnodes, rdzv)
@@ -137,10 +138,13 @@ def train(
     checked = preflight.check(run, where.nproc * where.nnodes, dry_run=dry_run, device=not prepare)
     start = launch.command(RunDir(folder), where)
     run_dir.check(folder, resume=resume, overwrite=overwrite)
-    if resume and _is_complete(RunDir(folder), run, resume_from):
-        output.hint(f"complete: all {run.max_steps} iterations are done; raise max_steps to go on")
-        _report(output, RunDir(folder))
-        return
+    if resume:
+        point = resume_point(RunDir(folder), run, resume_from)
+        if is_complete(RunDir(folder), run, point):
+            output.hint(f"complete: all {run.max_steps} iterations are done; max_steps=N goes on")
+            _report(output, RunDir(folder))
+            return
+        output.hint(f"going on from {point or 'the beginning: no iteration is saved yet'}")
     if dry_run:
         preflight.explain(output, run, checked, folder, start)
         return
@@ -182,8 +186,25 @@ def _configuration(
     path = Path(str(named)) if named is not None else runs_folder() / str(composed.values["name"])
     path = path.expanduser().absolute()
     if resume:
-        composed = continued(resolved.load(path / "config.json"), given)
+        stored = resolved.load(path / "config.json")
+        _refuse_another(preset, composed, stored, path)
+        composed = continued(stored, given)
     return composed, path
+
+
+def _refuse_another(preset: str, composed: Composed, stored: Composed, path: Path) -> None:
+    """Raise ConfigError when a run that is to be resumed has other plug-ins than the preset."""
+    from vlarl import registry
+
+    def names(of: Composed) -> list[str]:
+        sections = [of.values.get(kind) for kind in registry.KINDS]
+        return [str(section.get("name")) for section in sections if isinstance(section, dict)]
+
+    if names(composed) != names(stored):
+        raise ConfigError(
+            f"{path} is a run of {', '.join(names(stored))}, and preset {preset} is of "
+            f"{', '.join(names(composed))}; leave out --preset to resume it"
+        )
 
 
 _CHECKPOINT = "policy.checkpoint="
@@ -210,24 +231,6 @@ def _settled(composed: Composed) -> Composed:
         return composed  # validation says what is wrong
     settled = {**policy, "checkpoint": store.settled(named)}
     return replace(composed, values={**composed.values, "policy": settled})
-
-
-def _is_complete(home: RunDir, run: RunConfig, step: int | None) -> bool:
-    """Whether a resumed run has nothing left to do. step: of the checkpoint it goes on from.
-
-    Raises ConfigError when the run has gone beyond its max_steps.
-    """
-    latest = run_dir.latest_checkpoint(home)
-    start = latest if step is None else run_dir.find_checkpoint(home, str(step))
-    done = None if start is None else run_dir.checkpoint_step(start)
-    if done is None or done < run.max_steps:
-        return False
-    if done > run.max_steps:
-        raise ConfigError(
-            f"nothing to do: {home.path} has done {done} iterations and max_steps is "
-            f"{run.max_steps}; raise it with --max-steps, or go back with --resume-from STEP"
-        )
-    return start == latest
 
 
 def _go_back(home: RunDir, step: int) -> None:

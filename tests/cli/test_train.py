@@ -94,11 +94,21 @@ def test_a_relative_checkpoint_is_found_again_from_another_folder(train, tmp_pat
     assert done.exit_code == 0, done.output
 
 
-def trained(steps):
+def said_by(*words):
+    """stderr of a command that has to succeed."""
+    done = CliRunner().invoke(app, ["train", "--preset", "mine.yaml", *words])
+    assert done.exit_code == 0, done.output
+    return done.stderr
+
+
+def trained(steps, pending=None):
     """As if so many iterations were done."""
     folder = Path(f"runs/mine/ckpt/step_{steps:06d}")
     folder.mkdir()
-    (folder / "manifest.json").write_text("{}")
+    state = json.dumps({"trainer": {"step": steps, "pending": pending}})
+    (folder / "state.json").write_text(state)
+    manifest = {"format": 1, "step": steps, "ranks": 1, "files": {"state.json": len(state)}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_a_run_beyond_its_max_steps_has_nothing_to_do(train):
@@ -116,9 +126,51 @@ def test_a_run_that_is_complete_says_so_and_starts_nothing(train, monkeypatch):
     monkeypatch.setattr("vlarl_cli.launch.launch", lambda *_, **__: pytest.fail("started"))
     done = CliRunner().invoke(app, ["train", "--preset", "mine.yaml", "--resume"])
     assert done.exit_code == 0, done.output
-    assert "complete: all 5 iterations are done; raise max_steps to go on" in done.stderr
+    assert "complete: all 5 iterations are done; max_steps=N goes on" in done.stderr
     assert f"checkpoint: {Path('runs/mine/ckpt/step_000005/policy').absolute()}" in done.stdout
     train("--prepare", "--resume", "max_steps=6", code=0)
+
+
+def test_a_last_evaluation_that_was_stopped_is_still_to_do(train, monkeypatch):
+    train("--prepare", "max_steps=5", code=0)
+    trained(5, pending={"env/return": 0.5})
+    started = []
+    monkeypatch.setattr("vlarl_cli.launch.launch", lambda *_, **__: started.append(1) or 0)
+    train("--resume", code=0)
+    assert started
+
+
+def test_checkpoints_that_are_gone_are_missed_before_metrics_are(train):
+    train("--prepare", "max_steps=50", "save.every=10", code=0)
+    metrics = Path("runs/mine/metrics.jsonl")
+    metrics.write_text('{"step": 0}\n{"step": 9}\n')
+    assert "going on from the beginning" in said_by("--resume", "--dry-run")
+    metrics.write_text('{"step": 0}\n{"step": 12}\n')
+    for words in ((), ("--dry-run",)):
+        said = train("--resume", *words)
+        assert "goes to iteration 12, but" in said
+        assert "holds no complete checkpoint: put it back, or start over with --overwrite" in said
+    assert len(metrics.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("content", ["null", "{", '{"format": 2}', '{"format": 1, "files": 3}'])
+def test_a_damaged_checkpoint_is_named_before_a_resume_starts(train, content):
+    train("--prepare", code=0)
+    trained(3)
+    Path("runs/mine/ckpt/step_000003/manifest.json").write_text(content)
+    for words in ((), ("--dry-run",)):
+        said = train("--resume", *words, code=1)
+        assert "step_000003/manifest.json: " in said
+        assert "resume from another checkpoint (--resume-from)" in said
+
+
+def test_a_run_is_resumed_by_its_own_kind_of_preset(train):
+    train("--prepare", code=0)
+    Path("other.yaml").write_text(PRESET.replace("{name: grpo, group_size: 4}", "{name: ppo}"))
+    line = ["train", "--preset", "other.yaml", "--resume", "--run-dir", "runs/mine"]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 2
+    assert "is a run of toy_env, toy_policy, grpo, and preset other.yaml is of" in done.stderr
 
 
 def test_a_name_that_is_no_word_is_explained_in_words(train):

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there, and resume a run bit for bit.
 
 step_000100/
-├── manifest.json    format, step, ranks, and the size of every other file; written last
+├── manifest.json    format, step, ranks, sizes of all other files, hashes of small ones; last
 ├── state.json       what the trainer wants back, and the optimizer's settings
 ├── rng/rank_N.pt    random states of rank N
 ├── dcp/             weights and optimizer moments (vlarl.distributed.dcp_io)
@@ -19,6 +19,7 @@ classes and nothing that could run code.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -27,10 +28,11 @@ import random
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
@@ -51,8 +53,11 @@ from vlarl.run_dir import (
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 """Changes with the layout; another format is refused, not guessed at."""
+
+_HASHED = 16 * 2**20
+"""Bytes up to which a file's content is checked, not only its size: all but large weights."""
 
 PolicySaver = Callable[[Path, Mapping[str, Tensor] | None], None]
 """Policy.save: writes the policy into a folder, from the given full state dict or from itself."""
@@ -112,7 +117,7 @@ def load(folder: Path, *, module: nn.Module, optimizer: Optimizer, world: World)
     _together(world, lambda: verify(folder))
     content = read_json(folder / "state.json")
     dcp_io.read(folder / "dcp", module, optimizer, content["optimizer"], world)
-    ranks = read_json(folder / MANIFEST)["ranks"]
+    ranks = _read_manifest(folder).ranks
     if ranks == world.size:
         _together(world, lambda: _load_rng(folder / "rng", world))
     else:
@@ -126,14 +131,8 @@ def verify(folder: Path) -> None:
 
     Raises CorruptFile naming the first one that is not, or the folder when it is no checkpoint.
     """
-    if not (folder / MANIFEST).is_file():
-        raise CorruptFile(f"{folder}: not a complete checkpoint, it has no {MANIFEST}")
-    manifest = read_json(folder / MANIFEST)
-    if manifest.get("format") != FORMAT:
-        raise CorruptFile(
-            f"{folder / MANIFEST}: format {manifest.get('format')}, this version reads {FORMAT}"
-        )
-    for name, size in manifest["files"].items():
+    manifest = _read_manifest(folder)
+    for name, size in manifest.files.items():
         path = folder / name
         if not path.is_file():
             raise CorruptFile(f"{path}: missing; resume from another checkpoint (--resume-from)")
@@ -142,6 +141,40 @@ def verify(folder: Path) -> None:
                 f"{path}: {path.stat().st_size} bytes instead of {size}, the file is damaged; "
                 "resume from another checkpoint (--resume-from)"
             )
+        if name in manifest.sha256 and _sha256(path) != manifest.sha256[name]:
+            raise CorruptFile(
+                f"{path}: its content is not what was written, the file is damaged; "
+                "resume from another checkpoint (--resume-from)"
+            )
+
+
+class _Manifest(BaseModel):
+    """manifest.json. files: sizes in bytes. sha256: hex digests of files up to _HASHED bytes."""
+
+    format: Literal[1]
+    step: int
+    ranks: Annotated[int, Field(ge=1)]
+    files: dict[str, int]
+    sha256: dict[str, str] = Field(default_factory=dict)
+
+
+def _read_manifest(folder: Path) -> _Manifest:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise CorruptFile(f"{folder}: not a complete checkpoint, it has no {MANIFEST}")
+    try:
+        return _Manifest.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise CorruptFile(
+            f"{path}: {where}: {first['msg']}; the file is damaged or of another version; "
+            "resume from another checkpoint (--resume-from)"
+        ) from None
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def prune(run: RunDir, keep: int) -> None:
@@ -204,18 +237,17 @@ def _why_not_saved(folder: Path, needed: int, error: Exception) -> str:
 
 def _seal(draft: Path, folder: Path, world: World) -> None:
     """Flush every file, write the manifest, and give the folder its final name."""
-    sizes = {}
+    step = checkpoint_step(folder)
+    assert step is not None, folder
+    manifest = _Manifest(format=FORMAT, step=step, ranks=world.size, files={})
     for path in sorted(draft.rglob("*")):
         if path.is_file():
             _fsync(path)
-            sizes[str(path.relative_to(draft))] = path.stat().st_size
-    manifest = {
-        "format": FORMAT,
-        "step": checkpoint_step(folder),
-        "ranks": world.size,
-        "files": sizes,
-    }
-    write_atomic(draft / MANIFEST, json.dumps(manifest, indent=1))
+            name, size = str(path.relative_to(draft)), path.stat().st_size
+            manifest.files[name] = size
+            if size <= _HASHED:
+                manifest.sha256[name] = _sha256(path)
+    write_atomic(draft / MANIFEST, manifest.model_dump_json(indent=1))
     for path in (draft, *(p for p in draft.rglob("*") if p.is_dir())):
         _fsync(path)
     old = folder.with_name(folder.name + ".old.tmp")

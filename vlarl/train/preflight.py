@@ -1,12 +1,23 @@
-"""What can be said about a run before it starts: how its episodes and decisions are divided."""
+"""What can be said about a run before it starts: how it is divided, and where a resume goes on."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
+from vlarl import metrics
 from vlarl.config.schema import RunConfig
+from vlarl.distributed import checkpoint
 from vlarl.errors import ConfigError
+from vlarl.run_dir import (
+    RunDir,
+    checkpoint_step,
+    checkpoints,
+    find_checkpoint,
+    latest_checkpoint,
+    read_json,
+)
 from vlarl.train.memory import most_decisions
 from vlarl.train.setup import Parts
 
@@ -86,3 +97,43 @@ def _idle_slots(run: RunConfig, size: int, ranks: int) -> tuple[str, ...]:
             f"that do: {_near(slots, run.rollout.stages)}",
         )
     return ()
+
+
+def resume_point(folder: RunDir, run: RunConfig, step: int | None) -> Path | None:
+    """The checkpoint that a resumed run goes on from, verified; None starts from the beginning.
+
+    step: of the checkpoint to go back to; None takes the latest.
+
+    Raises:
+        ConfigError: there is none of that step, or none at all although the metrics say that one
+            was written. CorruptFile: a file of it is damaged.
+    """
+    which = None if step is None else str(step)
+    if step is None and not checkpoints(folder):
+        done = max((line["step"] for line in metrics.read(folder.metrics)), default=0)
+        if done >= run.save.every:
+            raise ConfigError(
+                f"{folder.metrics} goes to iteration {done}, but {folder.ckpt} holds no complete "
+                "checkpoint: put it back, or start over with --overwrite"
+            )
+        return None
+    point = find_checkpoint(folder, which)
+    checkpoint.verify(point)
+    return point
+
+
+def is_complete(folder: RunDir, run: RunConfig, point: Path | None) -> bool:
+    """Whether nothing is left to do from a checkpoint on, its evaluation included.
+
+    Raises ConfigError when the run has gone beyond its max_steps.
+    """
+    done = None if point is None else checkpoint_step(point)
+    if point is None or done is None or done < run.max_steps:
+        return False
+    if done > run.max_steps:
+        raise ConfigError(
+            f"nothing to do: {folder.path} has done {done} iterations and max_steps is "
+            f"{run.max_steps}; raise it with --max-steps, or go back with --resume-from STEP"
+        )
+    pending = read_json(point / "state.json")["trainer"]["pending"] is not None
+    return point == latest_checkpoint(folder) and not pending

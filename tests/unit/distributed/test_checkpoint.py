@@ -129,13 +129,17 @@ FILES = ["state.json", "rng/rank_0.pt", "dcp/.metadata", "dcp/__0_0.distcp", "po
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", ["cut", "delete"])
+@pytest.mark.parametrize("damage", ["cut", "delete", "flip"])
 def test_a_damaged_file_is_named(tmp_path, name, damage):
     net, optimizer = make()
     save(tmp_path / "step_000001", net, optimizer)
     path = tmp_path / "step_000001" / name
     if damage == "cut":
         os.truncate(path, path.stat().st_size - 1)
+    elif damage == "flip":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
     else:
         path.unlink()
     before = weights(net)

@@ -109,6 +109,7 @@ def main() -> None:
     """Entry point of the console script. Always ends by SystemExit with a documented code."""
     _open_closed_streams()
     _share_cores()
+    _require_working_directory()
     args = sys.argv[1:]
     debug = "--debug" in args
     if debug:  # an option of the root, for click's parser
@@ -129,6 +130,15 @@ def main() -> None:
         sys.exit(1)
     finally:
         _flush()
+
+
+def _require_working_directory() -> None:
+    """Libraries of torch fail in words of their own where there is none."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print_error("the working directory is not there any more; change to another one")
+        sys.exit(2)
 
 
 def _share_cores() -> None:

@@ -51,20 +51,28 @@ def check(run: RunConfig, num_ranks: int, *, dry_run: bool, device: bool) -> Che
             missing.append(error)
     metrics.require(run.log)
     division = divide(run, parts, ranks=num_ranks)
-    if device:
-        try:
-            _check_device(run)
-        except DeviceMissing as error:
-            if not dry_run:
-                raise
-            missing.append(error)
+    lacking = _lacking_devices(run, parts) if device else []
+    if lacking and not dry_run:
+        raise lacking[0]
+    missing += lacking
     return Checked(parts, division, tuple(missing))
 
 
-def _check_device(run: RunConfig) -> None:
+def _lacking_devices(run: RunConfig, parts: Parts) -> list[MissingError]:
+    """Why the network or the env cannot run on this machine."""
     from vlarl.distributed.world import require_device
 
-    require_device(run.compute)
+    lacking: list[MissingError] = []
+    try:
+        require_device(run.compute)
+    except DeviceMissing as error:
+        lacking.append(error)
+    try:
+        if hasattr(parts.env_module, "require_device"):
+            parts.env_module.require_device(run.env)
+    except DeviceMissing as error:
+        lacking.append(error)
+    return lacking
 
 
 def explain(

@@ -85,6 +85,10 @@ def _draft(path: Path) -> Generator[Path]:
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
         yield temporary
+    except OSError as error:
+        if error.filename is None:  # a write to an open file, e.g. on a full disk
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

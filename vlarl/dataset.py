@@ -179,6 +179,16 @@ class DataSet:
                 )
             yield trajectory
 
+    def check_files(self) -> None:
+        """Raise AssetMissing when the file of a kept episode is not there. Reads none."""
+        lost = [str(e.file) for e in self.kept if not (self.folder / str(e.file)).is_file()]
+        if lost:
+            raise AssetMissing(
+                f"{self.folder} lacks {len(lost)} of {len(self.kept)} episodes that its {INDEX} "
+                f"names, the first is {lost[0]}; collect into a new folder",
+                fix="vlarl collect --suite SUITE --to NEW_FOLDER",
+            )
+
     def check_matches(self, spec: EnvSpec) -> None:
         """Raise SpecMismatch when these episodes are not from such an env."""
         own = self.origin.spec

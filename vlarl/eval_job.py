@@ -125,7 +125,7 @@ def prepare(job: EvalJob, before: EvalResult | None = None) -> Prepared:
         SpecMismatch: policy and env disagree; every reason is listed.
         ConfigError: unknown tasks, fewer trials than asked for, the result file is taken, or what
             is to be resumed is of another plan.
-        DeviceMissing: no GPU although one is asked for.
+        DeviceMissing: no GPU although one is asked for, or nothing to render with.
     """
     check_writable(job.out, overwrite=job.overwrite)
     if job.repeats > 1 and job.temperature == 0:
@@ -136,6 +136,8 @@ def prepare(job: EvalJob, before: EvalResult | None = None) -> Prepared:
     require_device(job.compute)
     env_module = registry.module("env", job.env.name)
     policy_module = registry.module("policy", job.policy.name)
+    if hasattr(env_module, "require_device"):
+        env_module.require_device(job.env)
     env_spec = env_module.spec(job.env)
     problems = match(policy_module.spec(job.policy), env_spec)
     if problems:

@@ -11,7 +11,8 @@ A plug-in module offers:
              `groups(cfg) -> dict[str, tuple[str, ...]]` (name -> tasks, for averages in results;
              may be empty), and, where there is a scripted expert,
              `demonstrate(cfg, episodes, *, noise_std, seed) -> Iterator[Trajectory]`; for
-             estimates, `worker_bytes(cfg) -> int` (memory of one simulator process)
+             estimates, `worker_bytes(cfg) -> int` (memory of one simulator process), and, where it
+             needs a driver or a device, `require_device(cfg)` (raises DeviceMissing, cheaply)
   policy     `Config` (a PolicySection), `spec(cfg) -> PolicySpec` (reads small files only) and
              `load(cfg, *, device, needs_value, train) -> Policy`, `check(cfg, *, needs_value,
              train)` (raises what `load` would, from headers alone where weights are large) and

@@ -144,8 +144,9 @@ def check(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunDi
     if resume and overwrite:
         raise ConfigError("--resume and --overwrite exclude each other; give one of them")
     run = RunDir(path.expanduser().absolute())
-    if run.path.exists() and not run.path.is_dir():
-        raise ConfigError(f"run directory {run.path} is a file; choose another with --run-dir")
+    unusable = _unusable(run.path)
+    if unusable is not None:
+        raise ConfigError(f"run directory {run.path} {unusable}; choose another with --run-dir")
     folder = next(p for p in (run.path, *run.path.parents) if p.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         why = "no permission to write in" if folder.is_dir() else "there is a file"
@@ -169,6 +170,16 @@ def check(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunDi
             "`vlarl train`); choose another --run-dir"
         )
     return run
+
+
+def _unusable(path: Path) -> str | None:
+    """Why there can be no folder of that name, None when there can."""
+    try:
+        if path.is_symlink() and not path.exists():
+            return f"is a link to {path.readlink()}, which is not there"
+        return "is a file" if path.exists() and not path.is_dir() else None
+    except OSError as error:  # e.g. a name that is too long
+        return f"cannot be: {error.strerror}"
 
 
 def _is_run(run: RunDir) -> bool:

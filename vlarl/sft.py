@@ -76,8 +76,8 @@ def prepare(cfg: SftConfig) -> Prepared:
     """Open the data sets and match them with the policy; reads no frames, writes nothing.
 
     Raises:
-        AssetMissing: a data set or the checkpoint is not there.
-        ConfigError: a data set without episodes.
+        AssetMissing: a data set, a file of one, or the checkpoint is not there.
+        ConfigError: a data set without episodes, or named twice.
         SpecMismatch: data sets of different envs, or a policy that cannot emit such actions.
         ExtraMissing: a metrics backend is not installed.
     """
@@ -89,6 +89,9 @@ def prepare(cfg: SftConfig) -> Prepared:
         one.check_matches(data[0].origin.spec)
         if not one.kept:
             raise ConfigError(f"{one.folder} has no episodes; continue it with `vlarl collect`")
+        if [other.folder.resolve() for other in data].count(one.folder.resolve()) > 1:
+            raise ConfigError(f"data: {one.folder} is named twice; its episodes would count twice")
+        one.check_files()
     if cfg.init is None:
         _check_policy(registry.module("policy", cfg.policy.name).spec(cfg.policy), data[0])
     kept = [entry for one in data for entry in one.kept]

@@ -14,6 +14,7 @@ from vlarl.config.explain import validate
 from vlarl.config.schema import (
     Beta,
     ComputeSection,
+    Float,
     Int,
     LogSection,
     PolicyT,
@@ -80,36 +81,36 @@ class SftOptimSection(Section):
     micro_batch: Annotated[Int, Field(ge=1)] | None = None
     """Samples per forward and backward, none means the batch; changes memory and speed, never the
     result."""
-    lr: Annotated[float, Field(gt=0)] = 5e-4
+    lr: Annotated[Float, Field(gt=0)] = 5e-4
     """Highest AdamW learning rate."""
     warmup_steps: Annotated[Int, Field(ge=0)] = 50
     """Steps of linear warm-up."""
-    final_lr: Annotated[float, Field(ge=0, le=1)] = 0.05
+    final_lr: Annotated[Float, Field(ge=0, le=1)] = 0.05
     """Learning rate at the end, as a fraction of the highest; reached along a cosine."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW moment decay rates."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    weight_decay: Annotated[Float, Field(ge=0)] = 0.01
     """AdamW decoupled weight decay of matrices; vectors (norms, biases) have none."""
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    grad_clip: Annotated[Float, Field(gt=0)] = 1.0
     """Largest global L2 norm of the gradient."""
 
 
 class AugmentSection(Section):
     """Random changes of the training frames; 0 switches one off."""
 
-    shift: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    shift: Annotated[Float, Field(ge=0, lt=0.5)] = 0.0
     """Move by up to this fraction of the side. With a centre crop in the policy, 0.026 is the
     random 90 % crop of the published recipe."""
-    brightness: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    brightness: Annotated[Float, Field(ge=0, lt=1)] = 0.0
     """Multiply by a factor from [1 - x, 1 + x]."""
-    contrast: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    contrast: Annotated[Float, Field(ge=0, lt=1)] = 0.0
     """Stretch about the frame's mean by a factor from [1 - x, 1 + x]."""
 
 
 class ValidationSection(Section):
     """Held-out episodes."""
 
-    fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    fraction: Annotated[Float, Field(ge=0, lt=1)] = 0.1
     """Of each task's episodes; 0 for none."""
     every: Annotated[Int, Field(ge=1)] = 100
     """Optimizer steps between validations; one is always made at the end."""

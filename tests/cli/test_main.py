@@ -259,3 +259,14 @@ def test_no_colour_when_told_or_when_no_terminal(monkeypatch):
     assert paint("x", "1", Terminal()) == "x"
     environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}
     assert "\033" not in command("presets", "list", env=environment).stdout
+
+
+def test_a_working_directory_that_is_gone_is_named(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); "
+    code += "import sys; sys.argv = ['vlarl', '--version']; "
+    code += "from vlarl_cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "the working directory is not there any more" in done.stderr

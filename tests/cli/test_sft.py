@@ -102,6 +102,11 @@ def test_a_dry_run_writes_nothing(data):
     assert not Path("runs").exists()
 
 
+def test_an_episode_that_is_gone_is_missed_by_a_dry_run(data):
+    next(data.glob("*_trial_*.npy")).unlink()
+    assert "lacks 1 of 2 episodes that its dataset.json names" in sft("--dry-run", code=3).stderr
+
+
 def test_a_run_that_is_there_is_kept_unless_asked(data):
     sft("-q")
     done = sft(code=2)
@@ -119,6 +124,12 @@ def test_a_run_that_is_there_is_kept_unless_asked(data):
         (("optim.stepz=1",), 2, "did you mean 'optim.steps'"),
         (("policy.checkpoint=x",), 2, "init makes a fresh checkpoint"),
         (("init.image_size=30",), 2, "init.image_size"),
+        (
+            ("data=[data/tiny_metaworld, ./data/tiny_metaworld]", "--dry-run"),
+            2,
+            "data: data/tiny_metaworld is named twice",
+        ),
+        (("optim.lr=true",), 2, "optim.lr: should be a valid number; got True"),
     ],
 )
 def test_bad_requests_are_one_message_and_leave_nothing(data, words, code, message):

@@ -7,6 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from vlarl import registry
+from vlarl.errors import DeviceMissing
 from vlarl.testing.token_policy import TokenConfig, TokenPolicy
 from vlarl.testing.toy import write
 from vlarl_cli.main import app
@@ -63,6 +65,30 @@ def test_overwrite_spares_a_checkpoint(train):
 def test_a_run_directory_that_cannot_be_made(train):
     assert "cannot write into run directory" in train("--run-dir", "mine.yaml/run")
     assert "is a file" in train("--run-dir", "mine.yaml")
+
+
+def test_a_run_directory_that_cannot_be_is_found_by_a_dry_run(train):
+    Path("link").symlink_to("nowhere")
+    for words in ((), ("--dry-run",)):
+        assert "link is a link to nowhere, which is not there" in train("--run-dir", "link", *words)
+        assert "cannot be: File name too long" in train("--run-dir", "a" * 300, *words)
+
+
+def test_shared_trials_are_shown_as_what_they_are(train, monkeypatch):
+    toy = registry.module("env", "toy_env")
+    many = {"reach-left": tuple(range(10))}
+    monkeypatch.setattr(toy, "trials", lambda cfg, split: many)
+    assert "(reach-left: 0, 1, 2, 3, 4, 5, 6, 7 and 2 more)" in train("--dry-run")
+
+
+def test_a_machine_that_cannot_render_is_named_by_dry_run_and_run(train, monkeypatch):
+    def lacking(cfg):
+        raise DeviceMissing("nothing to render with", fix="apt-get install -y libegl1")
+
+    toy = registry.module("env", "toy_env")
+    monkeypatch.setattr(toy, "require_device", lacking, raising=False)
+    assert "missing: nothing to render with" in train("--dry-run", code=0)
+    assert "run: apt-get install -y libegl1" in train(code=3)
 
 
 def test_a_damaged_metrics_line_is_named_before_anything_starts(train):

@@ -1,3 +1,5 @@
+import errno
+
 import pytest
 
 from vlarl.atomic import new_file, write_atomic
@@ -41,3 +43,10 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
         write()
     assert path.read_text() == "theirs"
     assert listing(tmp_path) == ["a.txt"]
+
+
+def test_a_full_disk_is_named_by_the_file_it_lacks_room_for(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, new_file(tmp_path / "a.npy"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "a.npy")
+    assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import difflib
 from importlib.resources import files
 from pathlib import Path
 
+from vlarl.atomic import new_file
 from vlarl.errors import ConfigError
 
 
@@ -54,10 +55,12 @@ def copy(name: str, to: Path | None = None) -> Path:
     if target.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{target}: a preset file must end in .yaml")
     try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{target} exists already; choose another file or remove it") from None
+        if not target.parent.is_dir():
+            raise ConfigError(f"cannot write {target}: there is no folder {target.parent}")
+        if target.exists():
+            raise ConfigError(f"{target} exists already; choose another file or remove it")
+        with new_file(target) as draft:
+            draft.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror}") from None
     return target

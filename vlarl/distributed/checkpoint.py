@@ -19,7 +19,6 @@ classes and nothing that could run code.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -28,22 +27,21 @@ import random
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from vlarl import checkpoint_manifest
 from vlarl.atomic import write_atomic
 from vlarl.distributed import dcp_io
 from vlarl.distributed.shard import full_state_dict
 from vlarl.distributed.world import World
 from vlarl.errors import CorruptFile, RunFailed
 from vlarl.run_dir import (
-    MANIFEST,
     RunDir,
     checkpoint_step,
     checkpoints,
@@ -52,12 +50,6 @@ from vlarl.run_dir import (
 )
 
 log = logging.getLogger(__name__)
-
-FORMAT: Literal[1] = 1
-"""Changes with the layout; another format is refused, not guessed at."""
-
-_HASHED = 16 * 2**20
-"""Bytes up to which a file's content is checked, not only its size: all but large weights."""
 
 PolicySaver = Callable[[Path, Mapping[str, Tensor] | None], None]
 """Policy.save: writes the policy into a folder, from the given full state dict or from itself."""
@@ -114,67 +106,16 @@ def load(folder: Path, *, module: nn.Module, optimizer: Optimizer, world: World)
     ranks that no longer exist. Raises CorruptFile naming the damaged file, ConfigError when the
     policy or the trained parameters are not those of the checkpoint.
     """
-    _together(world, lambda: verify(folder))
+    _together(world, lambda: checkpoint_manifest.verify(folder))
     content = read_json(folder / "state.json")
     dcp_io.read(folder / "dcp", module, optimizer, content["optimizer"], world)
-    ranks = _read_manifest(folder).ranks
+    ranks = checkpoint_manifest.read(folder).ranks
     if ranks == world.size:
         _together(world, lambda: _load_rng(folder / "rng", world))
     else:
         log.info("%s was written by %d ranks, this run has %d", folder, ranks, world.size)
     log.info("resumed from %s", folder)
     return content["trainer"]
-
-
-def verify(folder: Path) -> None:
-    """Check that every file of a checkpoint is there and as long as it was.
-
-    Raises CorruptFile naming the first one that is not, or the folder when it is no checkpoint.
-    """
-    manifest = _read_manifest(folder)
-    for name, size in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise CorruptFile(f"{path}: missing; resume from another checkpoint (--resume-from)")
-        if path.stat().st_size != size:
-            raise CorruptFile(
-                f"{path}: {path.stat().st_size} bytes instead of {size}, the file is damaged; "
-                "resume from another checkpoint (--resume-from)"
-            )
-        if name in manifest.sha256 and _sha256(path) != manifest.sha256[name]:
-            raise CorruptFile(
-                f"{path}: its content is not what was written, the file is damaged; "
-                "resume from another checkpoint (--resume-from)"
-            )
-
-
-class _Manifest(BaseModel):
-    """manifest.json. files: sizes in bytes. sha256: hex digests of files up to _HASHED bytes."""
-
-    format: Literal[1]
-    step: int
-    ranks: Annotated[int, Field(ge=1)]
-    files: dict[str, int]
-    sha256: dict[str, str] = Field(default_factory=dict)
-
-
-def _read_manifest(folder: Path) -> _Manifest:
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise CorruptFile(f"{folder}: not a complete checkpoint, it has no {MANIFEST}")
-    try:
-        return _Manifest.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
-        raise CorruptFile(
-            f"{path}: {where}: {first['msg']}; the file is damaged or of another version; "
-            "resume from another checkpoint (--resume-from)"
-        ) from None
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def prune(run: RunDir, keep: int) -> None:
@@ -189,7 +130,7 @@ def prune(run: RunDir, keep: int) -> None:
         shutil.rmtree(leftover)
 
 
-def _together(world: World, action: Callable[[], None]) -> None:
+def _together(world: World, action: Callable[[], object]) -> None:
     """Run a local action on every rank and raise on all of them if it failed on any.
 
     Otherwise the ranks that succeeded would wait in the next collective for one that never comes.
@@ -239,15 +180,9 @@ def _seal(draft: Path, folder: Path, world: World) -> None:
     """Flush every file, write the manifest, and give the folder its final name."""
     step = checkpoint_step(folder)
     assert step is not None, folder
-    manifest = _Manifest(format=FORMAT, step=step, ranks=world.size, files={})
-    for path in sorted(draft.rglob("*")):
-        if path.is_file():
-            _fsync(path)
-            name, size = str(path.relative_to(draft)), path.stat().st_size
-            manifest.files[name] = size
-            if size <= _HASHED:
-                manifest.sha256[name] = _sha256(path)
-    write_atomic(draft / MANIFEST, manifest.model_dump_json(indent=1))
+    for path in (p for p in draft.rglob("*") if p.is_file()):
+        _fsync(path)
+    checkpoint_manifest.write(draft, step=step, ranks=world.size)
     for path in (draft, *(p for p in draft.rglob("*") if p.is_dir())):
         _fsync(path)
     old = folder.with_name(folder.name + ".old.tmp")

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
-from vlarl.config.schema import Bool, EnvSection, Int
+from vlarl.config.schema import Bool, EnvSection, Float, Int
 from vlarl.envs import gl, libero_expert, libero_install, libero_sim
 from vlarl.envs.chunked import PlayConfig
 from vlarl.envs.libero_tasks import (
@@ -95,7 +95,7 @@ class LiberoConfig(EnvSection):
     """Height and width of recorded video frames, pixels."""
     video_every: Annotated[Int, Field(ge=1)] = 2
     """Actions per recorded video frame; 2 of 20 Hz makes 10 frames a second."""
-    worker_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    worker_timeout_s: Annotated[Float, Field(gt=0)] = 300.0
     """Seconds without an answer, start-up included, after which a worker counts as hung."""
     worker_models: Annotated[Int, Field(ge=1)] = 1
     """Compiled tasks each simulator process keeps, at 1 GB each with a software renderer. A reset
@@ -246,6 +246,11 @@ def worker_bytes(cfg: LiberoConfig) -> int:
     """Memory of one simulator process, as measured with a software renderer."""
     first = 1_800_000_000 if cfg.render_quality == "full" else 1_400_000_000
     return first + 1_100_000_000 * (cfg.worker_models - 1)
+
+
+def require_device(_: LiberoConfig) -> None:
+    """Raise DeviceMissing when there is nothing to render with."""
+    gl.choose_backend()
 
 
 def make(cfg: LiberoConfig, *, num_slots: int, final_frames: bool) -> SimulatorEnv:

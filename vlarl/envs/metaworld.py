@@ -170,6 +170,11 @@ def worker_bytes(cfg: MetaWorldConfig) -> int:
     return 1_000_000 * (first + model * cfg.worker_models)
 
 
+def require_device(_: MetaWorldConfig) -> None:
+    """Raise DeviceMissing when there is nothing to render with."""
+    gl.choose_backend()
+
+
 def make(cfg: MetaWorldConfig, *, num_slots: int, final_frames: bool) -> SimulatorEnv:
     """Start num_slots simulator processes.
 

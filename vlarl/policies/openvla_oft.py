@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from vlarl.assets import store
-from vlarl.config.schema import Bool, Int, PolicySection, Section
+from vlarl.config.schema import Bool, Float, Int, PolicySection, Section
 from vlarl.errors import AssetMissing, ConfigError
 from vlarl.models.openvla_oft import checkpoint
 from vlarl.models.openvla_oft.action_tokens import FORMATS, ActionCodec, StateCodec, model_width
@@ -66,9 +66,9 @@ class LoraSection(Section):
 
     rank: Annotated[Int, Field(ge=1)] = 32
     """Rank of the adapters."""
-    alpha: Annotated[float, Field(gt=0)] = 32.0
+    alpha: Annotated[Float, Field(gt=0)] = 32.0
     """The adapter's output is scaled by alpha / rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[Float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the adapters' input, in `sft_loss` only: reinforcement learning has to score what
     acted."""
     targets: tuple[str, ...] = (

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlarl import metrics
+from vlarl import checkpoint_manifest, metrics
 from vlarl.config.schema import RunConfig
-from vlarl.distributed import checkpoint
 from vlarl.errors import ConfigError
 from vlarl.run_dir import (
     RunDir,
@@ -118,7 +117,7 @@ def resume_point(folder: RunDir, run: RunConfig, step: int | None) -> Path | Non
             )
         return None
     point = find_checkpoint(folder, which)
-    checkpoint.verify(point)
+    checkpoint_manifest.verify(point)
     return point
 
 

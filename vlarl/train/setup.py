@@ -71,9 +71,11 @@ def resolve(run: RunConfig, *, without_files: bool = False) -> Parts:
     overlapping = {task: sorted(ids) for task, ids in shared.items() if ids}
     if overlapping and not env_spec.share_trials:
         task, ids = next(iter(overlapping.items()))
+        more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
+        allow = ", or allow it: env.share_trials=true" if hasattr(run.env, "share_trials") else ""
         raise ConfigError(
-            f"training and evaluation share trials of {len(overlapping)} tasks "
-            f"({task}: {ids[:8]}); choose disjoint ranges in env"
+            f"training and evaluation share trials of {len(overlapping)} tasks ({task}: "
+            f"{', '.join(map(str, ids[:8]))}{more}); choose disjoint ranges in env{allow}"
         )
     return Parts(
         env_module=env_module,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from vlarl import run_dir
+from vlarl import checkpoint_manifest, run_dir
 from vlarl.distributed import checkpoint, dcp_io
 from vlarl.distributed.world import World
 from vlarl.errors import ConfigError, CorruptFile, RunFailed
@@ -251,7 +251,7 @@ def test_a_write_that_the_system_refuses_is_reported(tmp_path, limit):
     out, err = process.communicate(timeout=100)
     assert out.startswith("RunFailed checkpoint"), err
     assert [p.name for p in tmp_path.iterdir()] == ["step_000001"]
-    checkpoint.verify(tmp_path / "step_000001")
+    checkpoint_manifest.verify(tmp_path / "step_000001")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from vlarl.errors import ConfigError
+from vlarl.errors import ConfigError, CorruptFile
 from vlarl.models.openvla_oft.processing import (
     ImageFrontEnd,
     crop_matrix,
@@ -162,3 +162,30 @@ def test_means_and_stds_are_the_fallback(tmp_path):
 def test_another_image_size_is_refused():
     with pytest.raises(ConfigError, match="image_sizes 224"):
         read_normalisation(GOLDEN, 224)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("input_sizes", None),
+        ("input_sizes", -1),
+        ("tvf_normalize_params", "x"),
+        ("tvf_normalize_params", [[0.5]]),
+        ("tvf_normalize_params", [{"mean": [0.5, 0.5, 0.5]}]),
+        ("tvf_normalize_params", [{"mean": [0.5] * 3, "std": [0.5, 0, 0.5]}] * 2),
+        ("means", {}),
+    ],
+)
+def test_values_of_a_wrong_kind_are_named(tmp_path, key, value):
+    raw = json.loads((GOLDEN / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**raw, key: value}))
+    with pytest.raises(CorruptFile, match=rf"preprocessor_config\.json: {key}"):
+        read_normalisation(tmp_path, 56)
+
+
+def test_one_tower_is_not_two(tmp_path):
+    raw = json.loads((GOLDEN / "preprocessor_config.json").read_text())
+    raw["tvf_normalize_params"].pop()
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(raw))
+    with pytest.raises(ConfigError, match="of two towers"):
+        read_normalisation(tmp_path, 56)

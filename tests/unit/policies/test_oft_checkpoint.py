@@ -310,6 +310,29 @@ def test_a_wrong_shape_is_named(copy, name, judge):
         judge(copy)
 
 
+@pytest.mark.parametrize("name", ["projector.fc1.bias", LM_HEAD])
+def test_weights_that_are_no_floats_are_named(copy, name, judge):
+    rewrite(copy, name, lambda tensors: tensors.update({name: tensors[name].int()}))
+    with pytest.raises(CorruptFile, match=rf"{name} holds I32 numbers, expected one of F16"):
+        judge(copy)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "name", ["projector.fc1.bias", LM_HEAD, "vision_backbone.featurizer.patch_embed.proj.weight"]
+)
+def test_weights_that_are_not_finite_are_named(copy, name, bad):
+    def spoil(tensors):
+        # In the head, only rows of action tokens are read.
+        tensors[name].view(-1)[-1] = bad
+        if name == LM_HEAD:
+            tensors[name][:] = bad
+
+    rewrite(copy, name, spoil)
+    with pytest.raises(CorruptFile, match=rf"model-.*: {name} holds NaN or infinite numbers"):
+        fresh(copy)
+
+
 def test_a_truncated_shard_is_named(copy, judge):
     path = sorted(copy.glob("model-*.safetensors"))[1]
     path.write_bytes(path.read_bytes()[:-100])

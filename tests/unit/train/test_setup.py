@@ -54,7 +54,7 @@ def test_shared_trials_are_refused(parts, monkeypatch):
         return {"reach-left": (1, 2, 3), "reach-right": (4, 5) if split == "eval" else (6, 4)}
 
     monkeypatch.setattr(reach, "trials", trials)
-    with pytest.raises(ConfigError, match=r"share trials of 2 tasks \(reach-left: \[1, 2, 3\]\)"):
+    with pytest.raises(ConfigError, match=r"share trials of 2 tasks \(reach-left: 1, 2, 3\)"):
         parts()
 
 

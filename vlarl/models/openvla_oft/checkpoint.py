@@ -44,6 +44,7 @@ _NO_STATE = (
     UnpicklingError,
 )
 """What `torch.load` ends in when a file is no state dict."""
+_FLOATS = ("F16", "BF16", "F32", "F64")
 _LEGACY = "rotary_emb.inv_freq"
 _COPIED = ("*.json", "*.model", "*.py", "*.txt", "action_head--*.pt")
 _SHOWN = 12
@@ -100,10 +101,21 @@ def check_names(expected: Mapping[str, Any], found: Mapping[str, Any], folder: P
 
 
 def header(path: Path) -> Shapes:
-    """Name -> shape of all tensors of a safetensors file; reads none. Raises CorruptFile."""
+    """Name -> shape of all tensors of a safetensors file; reads none.
+
+    Raises CorruptFile, also when one does not hold floating-point numbers.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
     with open_safetensors(path) as file:
-        names = file.keys()
-        return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+        for name in file.keys():  # noqa: SIM118 - no mapping
+            stored = file.get_slice(name)
+            if stored.get_dtype() not in _FLOATS:
+                raise CorruptFile(
+                    f"{path}: {name} holds {stored.get_dtype()} numbers, expected one of "
+                    f"{', '.join(_FLOATS)}"
+                )
+            shapes[name] = tuple(stored.get_shape())
+    return shapes
 
 
 def check_weights(config: NetConfig, folder: Path) -> dict[str, str]:
@@ -142,10 +154,19 @@ def load_weights(net: OftNet, folder: Path, *, device: torch.device, dtype: torc
             for name in (n for n, f in files.items() if f == file_name):
                 if name == LM_HEAD:
                     rows = file.get_slice(name)[first : first + NUM_BINS]
+                    _require_finite(rows, name, folder / file_name)
                     _assign(net, ACTION_ROWS, rows.to(dtype))
                 elif name in owned:
-                    _assign(net, name, file.get_tensor(name).to(dtype))
+                    tensor = file.get_tensor(name)
+                    _require_finite(tensor, name, folder / file_name)
+                    _assign(net, name, tensor.to(dtype))
     net.language_model.rebuild_rotary(device)
+
+
+def _require_finite(tensor: Tensor, name: str, path: Path) -> None:
+    # A sum is finite only if all are, and makes no copy.
+    if not tensor.sum(dtype=torch.float32).isfinite():
+        raise CorruptFile(f"{path}: {name} holds NaN or infinite numbers; download it again")
 
 
 def _assign(net: nn.Module, name: str, tensor: Tensor) -> None:
@@ -173,8 +194,10 @@ def check_head(want: Shapes, got: Shapes, path: Path) -> None:
 
 
 def load_head(module: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
-    """Fill a small head; raises CorruptFile when names or shapes do not fit."""
+    """Fill a small head; raises CorruptFile when names or shapes do not fit, or for NaN."""
     check_head(shapes_of(module.state_dict()), shapes_of(state), path)
+    for name, tensor in state.items():
+        _require_finite(tensor, name, path)
     module.load_state_dict({name: t.float() for name, t in state.items()})
 
 

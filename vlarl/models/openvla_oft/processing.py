@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile
 from vlarl.models.openvla_oft.config import Jpeg, Resize, download, read_json
+
+_Three = tuple[float, float, float]
+_Positive = Annotated[float, Field(gt=0)]
+_ThreePositive = tuple[_Positive, _Positive, _Positive]
 
 CROP_AREA = 0.9
 JPEG_QUALITY = 95
@@ -142,29 +147,52 @@ class ImageFrontEnd:
         return self._cache[key]
 
 
+class _Normalisation(BaseModel):
+    """One tower's entry in `tvf_normalize_params`."""
+
+    mean: _Three
+    std: _ThreePositive
+
+
+class _Preprocessor(BaseModel):
+    """What is read of `preprocessor_config.json`."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    input_sizes: list[tuple[int, int, int]] = Field(default_factory=list)
+    tvf_normalize_params: list[_Normalisation] = Field(default_factory=list)
+    means: list[_Three] = Field(default_factory=list)
+    stds: list[_ThreePositive] = Field(default_factory=list)
+
+
 def read_normalisation(folder: Path, image_size: int) -> tuple[list[float], list[float]]:
     """Mean and std, 6 numbers each, from `preprocessor_config.json`.
 
     `tvf_normalize_params` wins over `means` and `stds`, as it does in the reference: it holds the
-    bfloat16-rounded numbers that the released checkpoints were trained with. Raises ConfigError
-    when the sizes disagree with the network.
+    bfloat16-rounded numbers that the released checkpoints were trained with.
+
+    Raises:
+        CorruptFile: the file does not hold such numbers. ConfigError: they are not of two towers,
+            or its sizes disagree with the network.
     """
     path = folder / "preprocessor_config.json"
-    raw: Mapping[str, Any] = read_json(path)
-    sizes = raw.get("input_sizes", [])
-    if any(list(size[1:]) != [image_size, image_size] for size in sizes):
+    try:
+        found = _Preprocessor.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CorruptFile(f"{path}: {where}: {first['msg']}; run: {download(folder)}") from None
+    if any(size[1:] != (image_size, image_size) for size in found.input_sizes):
         raise ConfigError(
-            f"{path}: input_sizes is {sizes} but config.json says image_sizes {image_size}"
+            f"{path}: input_sizes is {found.input_sizes} but config.json says image_sizes "
+            f"{image_size}"
         )
-    if "tvf_normalize_params" in raw:
-        means = [params["mean"] for params in raw["tvf_normalize_params"]]
-        stds = [params["std"] for params in raw["tvf_normalize_params"]]
-    else:
-        means, stds = raw.get("means", []), raw.get("stds", [])
-    mean, std = [x for m in means for x in m], [x for s in stds for x in s]
-    if len(mean) != 6 or len(std) != 6:
+    towers = found.tvf_normalize_params
+    means = [tower.mean for tower in towers] or found.means
+    stds = [tower.std for tower in towers] or found.stds
+    if len(means) != 2 or len(stds) != 2:
         raise ConfigError(f"{path}: expected means and stds of two towers, 3 numbers each")
-    return mean, std
+    return [x for mean in means for x in mean], [x for std in stds for x in std]
 
 
 class Prompts:

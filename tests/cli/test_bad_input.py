@@ -156,6 +156,8 @@ def test_a_checkpoint_of_another_robot(error, goal_checkpoint):
 def test_an_l1_head(error, goal_checkpoint):
     torch.save({}, goal_checkpoint / "action_head--1_checkpoint.pt")
     assert "was trained with an L1 regression head" in error(dry(goal_checkpoint))
+    line = f"eval {goal_checkpoint} --suite libero_goal --temperature 1.6 --dry-run"
+    assert "does not draw its actions (head: l1)" in error(line)
 
 
 def test_a_checkpoint_without_a_tokenizer(error, goal_checkpoint):

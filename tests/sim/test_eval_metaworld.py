@@ -58,6 +58,8 @@ def test_three_and_seven_slots_play_the_same_episodes_of_mt50(checkpoint):
     protocol = three.protocol
     assert protocol["gl"] in ("egl", "osmesa")
     assert protocol["env"]["render_quality"] == "fast"
+    assert protocol["compute"]["renderer"]
+    assert protocol["policy"]["head"] == "tokens"
     assert protocol["env"]["settle_steps"] == 2
     assert protocol["trials"]["numbered_by"] == "goal_seed=0"
     assert protocol["plan"]["start_from_training_trial"] == 0

@@ -51,6 +51,10 @@ class Sim(Protocol):
         """[A] what the simulator's scripted expert would do now, before clipping."""
         ...
 
+    def renderer(self) -> str | None:
+        """What draws the frames, as the driver calls itself; None before the first frame."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayConfig:
@@ -181,6 +185,10 @@ class ChunkRunner:
             reward=np.array(rewards, np.float32),
             success=success,
         )
+
+    def renderer(self) -> str | None:
+        """As `Sim.renderer`."""
+        return self._sim.renderer()
 
     def _start(self, episode: Episode) -> None:
         self._sim.reset(episode)

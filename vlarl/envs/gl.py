@@ -210,7 +210,7 @@ def _render_test_frame() -> SelfTest:
     with mujoco.Renderer(model, 64, 64) as renderer:
         renderer.update_scene(data, camera="eye")
         frame = renderer.render()
-        driver = _driver_name()
+        driver = driver_name()
     del held
     left, right = frame[32, 16].astype(int), frame[32, 48].astype(int)
     if not (left[2] > 100 > left[0] and right[0] > 100 > right[2]):
@@ -222,7 +222,8 @@ def _render_test_frame() -> SelfTest:
     return SelfTest(backend=backend, reason=reason, driver=driver)
 
 
-def _driver_name() -> str:
+def driver_name() -> str:
+    """The renderer of the current OpenGL context, in its own words."""
     from OpenGL import GL  # noqa: PLC0415
 
     return GL.glGetString(GL.GL_RENDERER).decode()

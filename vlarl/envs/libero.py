@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from vlarl.envs.chunked import PlayConfig
 from vlarl.envs.libero_tasks import (
     UNION,
     check_files,
+    files_hash,
     init_states,
     parse_trials,
     prompt,
@@ -260,6 +262,9 @@ def make(cfg: LiberoConfig, *, num_slots: int, final_frames: bool) -> SimulatorE
     """
     gl.choose_backend()  # here, so that a missing driver is one error, and results can name it
     offered = spec(cfg)
+    # Only here: `spec` is asked of every suite, and has to stay cheap.
+    files = {"task_files_sha256": files_hash(offered.tasks)}
+    offered = replace(offered, facts={**offered.facts, **files})
     for warning in libero_install.installed().warnings():
         log.warning("%s", warning)
     larger = max(cfg.frame_size, cfg.video_size)

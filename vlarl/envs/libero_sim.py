@@ -202,6 +202,10 @@ class LiberoSim:
             self._expert = PickAndPlace(self._mujoco, task.env, task.model, task.data)
         return self._expert.action()
 
+    def renderer(self) -> str | None:
+        """What draws the frames; None before a task is compiled."""
+        return next((loaded.view.driver for loaded in self._loaded.values()), None)
+
     def _advance(self, action: np.ndarray) -> None:
         """One action, exactly as robosuite's `step`, less what its result does not depend on."""
         mujoco, task = self._mujoco, self._task

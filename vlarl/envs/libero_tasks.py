@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import hashlib
 import re
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +109,18 @@ def task_named(name: str) -> Task:
     if name not in _tasks():
         raise ConfigError(f"no LIBERO task named '{name}'{_hint(name, list(_tasks()))}")
     return _tasks()[name]
+
+
+def files_hash(names: Iterable[str]) -> str:
+    """SHA-256 of the problem files and initial states of tasks, by name and content."""
+    return hashlib.sha256("".join(sorted(map(_file_hashes, set(names)))).encode()).hexdigest()
+
+
+@functools.cache
+def _file_hashes(name: str) -> str:
+    task = task_named(name)
+    parts = [hashlib.sha256(f.read_bytes()).hexdigest() for f in (task.bddl, task.init_states)]
+    return "\t".join([name, *parts]) + "\n"
 
 
 @functools.cache

@@ -97,6 +97,10 @@ class MetaWorldSim:
         """[4] the package's scripted policy at the current observation; unclipped."""
         return np.asarray(self._task.expert.get_action(self._obs))
 
+    def renderer(self) -> str | None:
+        """What draws the frames; None before a task is compiled."""
+        return next((loaded.view.driver for loaded in self._loaded.values()), None)
+
     def _load(self, task: Task) -> _Loaded:
         if task.name in self._loaded:
             self._loaded.move_to_end(task.name)

@@ -74,6 +74,11 @@ class ModelView:
         mujoco.mjr_readPixels(pixels, None, viewport, self._context)
         return pixels
 
+    @property
+    def driver(self) -> str:
+        """What draws the frames, in its own words."""
+        return gl.driver_name()
+
     def close(self) -> None:
         """Free what the model holds on the graphics side."""
         self._context.free()

@@ -84,6 +84,15 @@ class SimulatorEnv:
         assert slots, "recv without a slot under way"
         return slots, self._step(slots, list(answers.values()))
 
+    def renderer(self) -> str | None:
+        """What draws slot 0's frames, e.g. "llvmpipe (...)"; None before the first frame, or while
+        the slot plays.
+        """
+        if self._pool.is_busy(0):
+            return None
+        self._pool.submit(0, ("renderer", ()))
+        return self._pool.wait(1, [0])[0]
+
     def close(self) -> None:
         """End the workers. Safe to call twice."""
         self._pool.close()

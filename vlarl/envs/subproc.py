@@ -106,6 +106,10 @@ class SubprocPool:
         """Process ids of the workers, by slot."""
         return [self._worker(slot).process.pid for slot in range(len(self._slots))]
 
+    def is_busy(self, slot: int) -> bool:
+        """Whether the slot owes an answer."""
+        return self._worker(slot).request is not None
+
     def submit(
         self, slot: int, request: Request, *, recovery: Callable[[], Request] | None = None
     ) -> None:

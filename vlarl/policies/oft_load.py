@@ -122,4 +122,3 @@ def _load_heads(
         l1_head = net.l1_head.to_empty(device="cpu")
         checkpoint.load_head(l1_head, checkpoint.read_component(path), path)
         l1_head.to(device=device, dtype=dtype)
-        log.warning("%s has an L1 head: temperature has no effect", folder)

@@ -186,6 +186,7 @@ def spec(cfg: OftConfig, *, needs_value: bool = False) -> PolicySpec:
     read_net_config(folder)
     settings = resolve_settings(cfg, folder)
     codec, state, key = codecs(folder, settings)
+    is_l1 = checkpoint.component(folder, L1) is not None
     return PolicySpec(
         name=cfg.name,
         action=codec.spec,
@@ -193,6 +194,8 @@ def spec(cfg: OftConfig, *, needs_value: bool = False) -> PolicySpec:
         cameras=settings.num_images,
         state_dims=state.width if state else 0,
         value_width=_value_width(cfg, settings) if needs_value else 0,
+        head="l1" if is_l1 else "tokens",
+        samples=not is_l1,
         trained_on=tuple(sorted(read_statistics(folder))),
         dataset="" if cfg.unnorm_key else key,
         dataset_is_known=read_settings(folder).get("unnorm_key") is None,
@@ -217,6 +220,7 @@ def declared(cfg: OftConfig, *, needs_value: bool, action: ActionSpec) -> Policy
         cameras=settings.num_images,
         state_dims=0,
         value_width=_value_width(cfg, settings) if needs_value else 0,
+        head="tokens",
         trained_on=(cfg.unnorm_key,) if cfg.unnorm_key else (),
     )
 

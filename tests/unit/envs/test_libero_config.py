@@ -1,4 +1,5 @@
 import math
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -249,7 +250,7 @@ def elsewhere(tmp_path, monkeypatch):
     """A copy of nothing: every path of the package redirected, and nothing remembered after."""
     remembered = (
         libero_install.installed, libero_tasks.suites, libero_tasks._tasks, libero_tasks._table,
-        libero_tasks.init_states, libero_tasks.prompt,
+        libero_tasks.init_states, libero_tasks.prompt, libero_tasks._file_hashes,
     )  # fmt: skip
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path))
     for function in remembered:
@@ -332,6 +333,22 @@ def test_a_damaged_problem_file_is_found_before_anything_starts(elsewhere, text,
         libero.trials(libero.Config(tasks=(DRAWER,)), "eval")
     assert str(path) in str(caught.value)
     assert "correct bddl_files" in str(caught.value) + getattr(caught.value, "fix", "")
+
+
+def test_a_changed_problem_file_changes_the_hash_of_its_task_alone(elsewhere):
+    tasks = libero_tasks.suites()["libero_spatial"]
+    one, all_but_one, whole = (libero_tasks.files_hash(n) for n in (tasks[:1], tasks[1:], tasks))
+    assert libero_tasks.files_hash(reversed(tasks)) == whole
+    before = libero_tasks.task_named(tasks[0])
+    changed = before.bddl.read_bytes() + b"\n"
+    shutil.copytree(before.bddl.parent.parent, elsewhere / "mine")
+    (elsewhere / "mine" / "libero_spatial" / before.bddl.name).write_bytes(changed)
+    redirect(elsewhere, bddl_files=elsewhere / "mine")
+    for cached in (libero_install.installed, libero_tasks._tasks, libero_tasks._file_hashes):
+        cached.cache_clear()
+    assert libero_tasks.files_hash(tasks[1:]) == all_but_one
+    assert libero_tasks.files_hash(tasks[:1]) != one
+    assert libero_tasks.files_hash(tasks) != whole
 
 
 def test_a_folder_without_scenes_is_none_of_assets(elsewhere):

@@ -91,6 +91,15 @@ def test_slots_answer_in_slot_order_with_their_own_episode(make):
     assert step.first.tolist() == [False, False]
 
 
+def test_the_renderer_is_asked_of_a_slot_that_does_not_play(make):
+    env = make(2)
+    assert env.renderer() == "counting"
+    env.reset([0], [episode(5)])
+    assert env.renderer() is None
+    env.recv(1)
+    assert env.renderer() == "counting"
+
+
 def test_observations_belong_to_the_caller(make):
     env = make()
     env.reset([0], [episode(5)])

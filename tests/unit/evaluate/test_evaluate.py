@@ -50,7 +50,7 @@ class Peer:
 
     def all_gather_object(self, thing):
         self.found[self.rank] = thing
-        return [self.found.get(r, ([], True)) for r in range(self.size)]
+        return [self.found.get(r, ([], True, None)) for r in range(self.size)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 40])
@@ -64,8 +64,8 @@ def test_outcomes_do_not_depend_on_ranks(plan, size):
 def test_a_rank_that_lost_an_episode_is_an_error_that_names_it(plan):
     class Losing(Peer):
         def all_gather_object(self, thing):
-            episodes, stopped = thing
-            return [(episodes[:-1], stopped)]
+            episodes, *rest = thing
+            return [(episodes[:-1], *rest)]
 
     with pytest.raises(RunFailed, match="lost episodes: reach-"):
         play(plan, world=Losing(0, 1, {}))
@@ -128,6 +128,13 @@ def test_the_dtypes_in_use_are_stamped(plan):
     assert plain == {"seed": 1, "precision": {"weights": "float32", "compute": "float32"}}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert play(plan[:2]).protocol["precision"]["compute"] == "bfloat16"
+
+
+@pytest.mark.parametrize("words", ["llvmpipe (LLVM 15)", None])
+def test_what_drew_the_frames_is_stamped_where_it_is_known(plan, monkeypatch, words):
+    monkeypatch.setattr(reach.ReachEnv, "renderer", lambda self: words, raising=False)
+    compute = play(plan[:2], protocol={"compute": {"device": "cpu"}}).protocol["compute"]
+    assert compute == {"device": "cpu"} | ({"renderer": words} if words else {})
 
 
 def test_protocol_counts_training_trials_in_the_plan():

@@ -50,6 +50,9 @@ class CountingSim:
         self.rendered.append((camera, size))
         return np.full((*size, 3), int(self.x) % 256, np.uint8)
 
+    def renderer(self):
+        return "counting"
+
     def expert(self):
         return np.array([2.0, 0.25])
 

@@ -124,6 +124,7 @@ def collect(
     """Play episodes with a scripted expert or a policy and write one .npy file per episode."""
     from vlarl.collect_job import prepare, remaining
     from vlarl.collect_setup import Wanted, set_up
+    from vlarl.results import counted
 
     out = Output(json=json, quiet=quiet)
     fields = named(
@@ -151,21 +152,21 @@ def collect(
     )
     prepared = prepare(job)
     todo = len(remaining(prepared))
-    num_tasks = len({e.task for e in prepared.plan})
+    tasks_of_plan = counted(len({e.task for e in prepared.plan}), "task")
     out.hint(
-        f"{prepared.origin.teacher} in {job.env.name}: {num_tasks} tasks, "
-        f"{len(prepared.plan)} episodes, {todo} of them to play, noise {job.noise:g} -> {job.to}"
+        f"{prepared.origin.teacher} in {job.env.name}: {tasks_of_plan}, "
+        f"{counted(len(prepared.plan), 'episode')}, {todo} to play, noise {job.noise:g} -> {job.to}"
     )
     if dry_run:
         found = {"to": job.to, "episodes": todo, "job": job.model_dump(mode="json")}
-        out.result(found, text=f"would play {todo} episodes into {job.to}", ident=job.to)
+        out.result(found, text=f"would play {counted(todo, 'episode')} into {job.to}", ident=job.to)
         return
     data, stopped = _run(prepared, todo, quiet=quiet)
     out.result(_summary(data), text=format_table(_rows(data)), ident=job.to)
     if stopped:
         out.warn("interrupted; the same command continues")
         raise typer.Exit(INTERRUPTED)
-    out.hint(f"wrote {len(data.kept)} episodes to {job.to}")
+    out.hint(f"wrote {counted(len(data.kept), 'episode')} to {job.to}")
 
 
 def _run(prepared: Any, todo: int, *, quiet: bool) -> tuple[DataSet, bool]:

@@ -172,6 +172,8 @@ def evaluate(
     quiet: QuietOpt = False,
 ) -> None:
     """Play every (task, trial) of a plan exactly once and report success with 95 % intervals."""
+    from vlarl.results import counted
+
     from .eval_launch import play_all, worker_line
     from .launch import layout
 
@@ -207,7 +209,7 @@ def evaluate(
         line = "here" if where.nproc == 1 else f"by\n{worker_line(job, where)}"
         count = len(prepared.share)
         found = {"out": job.out, "episodes": count, "job": job.model_dump(mode="json")}
-        output.result(found, text=f"would play {count} episodes {line}", ident=job.out)
+        output.result(found, text=f"would play {counted(count, 'episode')} {line}", ident=job.out)
         return
     _finish(output, job, play_all(prepared, where, output), fail_under)
 
@@ -262,13 +264,15 @@ def _default_out(subject: Subject, suite: str) -> Path:
 
 
 def _intent(prepared: Prepared, subject: Subject, ranks: int) -> str:
+    from vlarl.results import counted
+
     job = prepared.job
-    tasks = len({e.task for e in prepared.share})
+    tasks = counted(len({e.task for e in prepared.share}), "task")
     where = f" on {ranks} ranks" if ranks > 1 else ""
     part = f" (part {job.shard} of {len(prepared.plan)})" if job.part[1] > 1 else ""
     return (
-        f"{subject.checkpoint} in {job.env.name}: {tasks} tasks, "
-        f"{len(prepared.share)} episodes{part}, "
+        f"{subject.checkpoint} in {job.env.name}: {tasks}, "
+        f"{counted(len(prepared.share), 'episode')}{part}, "
         f"temperature {job.temperature:g}, seed {job.seed}{where} -> {job.out}"
     )
 

@@ -131,8 +131,10 @@ def _env(wanted: Wanted, values: Mapping[str, Any], source: str) -> Tree:
     base = _section(values, "env", source)
     if wanted.suite is None:
         if not base or source == companion.FILE:
+            env = values_of(base).get("name")
+            suites = _all_suites([env] if env else registry.names("env"))
             raise ConfigError(
-                "--suite is needed with a bare checkpoint; suites: " + ", ".join(_all_suites())
+                "--suite is needed with a bare checkpoint; suites: " + ", ".join(suites)
             )
         return base
     fixed: Tree = {
@@ -143,8 +145,8 @@ def _env(wanted: Wanted, values: Mapping[str, Any], source: str) -> Tree:
     return merge(base, fixed, nested=True)
 
 
-def _all_suites() -> list[str]:
-    return [s for name in registry.names("env") for s in registry.module("env", name).suites()]
+def _all_suites(envs: Sequence[str]) -> list[str]:
+    return [suite for name in envs for suite in registry.module("env", name).suites()]
 
 
 def _section(values: Mapping[str, Any], name: str, source: str) -> Tree:
@@ -213,6 +215,7 @@ def find_env(suite: str) -> str:
         suites += own
         tasks |= offered
     near = difflib.get_close_matches(suite, [*suites, *tasks], n=1, cutoff=0.5)
+    near = near or difflib.get_close_matches(suite.lower(), suites, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     raise ConfigError(f"no suite or task named '{suite}'{hint} (suites: {', '.join(suites)})")
 

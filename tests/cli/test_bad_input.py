@@ -63,6 +63,7 @@ def goal_checkpoint(tmp_path):
     "line",
     [
         "eval tiny-oft-metaworld --suite libero_spatail --dry-run",
+        "eval tiny-oft-metaworld --suite LIBERO_SPATIAL --dry-run",
         "collect --suite libero_spatail --dry-run",
         f"train --preset {LIBERO} env.suite=libero_spatail --dry-run",
         f"train --preset {LIBERO} env.suite=libero_spatail",
@@ -70,6 +71,12 @@ def goal_checkpoint(tmp_path):
 )
 def test_a_suite_with_a_typo(error, line):
     assert "did you mean 'libero_spatial'?" in error(line)
+
+
+def test_a_checkpoint_that_knows_its_env_is_offered_its_suites(error):
+    said = error("eval tiny-oft-libero --dry-run")
+    assert "libero_spatial" in said
+    assert "mt10" not in said
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from importlib.resources import files
 from pathlib import Path
 
 from vlarl.assets import manifest, record
 from vlarl.errors import AssetMissing
+
+_NO_FOLDERS = (".json", ".yaml", ".yml", ".safetensors", ".mp4")
 
 
 def home() -> Path:
@@ -121,6 +124,8 @@ def _fix(text: str, path: Path, near: list[str]) -> str:
         return f"ls {path.parent}"
     if path.parts[:1] == ("runs",):
         return f"vlarl train --preset NAME --run-dir {path}"
+    if near or not re.fullmatch(r"\w[\w.-]*", path.name) or path.suffix in _NO_FOLDERS:
+        return "vlarl download --list"
     is_repo = text.count("/") == 1 and text[0] not in "./~"
     repo = text if is_repo else f"OWNER/{path.name}"
     return f"hf download {repo} --local-dir {home() / path.name}"

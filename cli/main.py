@@ -16,13 +16,14 @@ from typer.core import TyperGroup
 
 import vlarl
 from vlarl.errors import VlarlError
+from vlarl.signals import INTERRUPTED
 
 from . import collect, compare, config, doctor, download, plot, presets, sft, train, video
 from . import eval as eval_
 from . import report as report_
 from .errors import report
 from .options import examples
-from .output import print_error, print_stdout
+from .output import print_error, print_stderr, print_stdout
 
 _IN_ORDER_OF_USE = (
     "doctor",
@@ -54,6 +55,9 @@ class _Group(TyperGroup):
             if ctx.params["debug"]:
                 traceback.print_exc()
             raise typer.Exit(report(error)) from error
+        except KeyboardInterrupt:  # where nothing waits for a request to stop
+            print_stderr("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
 
 
 app = typer.Typer(

@@ -270,3 +270,12 @@ def test_a_working_directory_that_is_gone_is_named(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
     assert "the working directory is not there any more" in done.stderr
+
+
+def test_ctrl_c_is_answered_wherever_it_comes(monkeypatch):
+    def asked(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vlarl.doctor.report", asked)
+    done = CliRunner().invoke(app, ["doctor"])
+    assert (done.exit_code, done.stderr) == (130, "interrupted\n")

@@ -31,7 +31,7 @@ def compare(
     the exact McNemar test. -q prints the difference alone.
     """
     from vlarl import comparison
-    from vlarl.results import load
+    from vlarl.result_file import load
 
     output = Output(json=json, quiet=quiet)
     files = {"a": file_a, "b": file_b}

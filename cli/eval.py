@@ -285,7 +285,8 @@ def _finish(
 ) -> None:
     """Show what was written to `path` and leave with the right code."""
     from vlarl.eval_job import is_finished
-    from vlarl.results import load, name_some
+    from vlarl.result_file import load
+    from vlarl.results import name_some
 
     from .eval_launch import go_on
 

@@ -62,7 +62,7 @@ def plot(
     from vlarl import plot as pictures
     from vlarl.atomic import check_writable
     from vlarl.comparison import unlike
-    from vlarl.results import load
+    from vlarl.result_file import load
 
     output = Output(json=json, quiet=quiet)
     check_writable(out, overwrite=overwrite)

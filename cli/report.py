@@ -51,7 +51,7 @@ def report(
     the success rate of each result.
     """
     from vlarl.comparison import unlike
-    from vlarl.results import load
+    from vlarl.result_file import load
     from vlarl.seeds import over_seeds, training_warnings
 
     output = Output(json=json, quiet=quiet)
@@ -140,7 +140,8 @@ def merge(
     error. When episodes are missing they are named, and nothing is written.
     """
     from vlarl.comparison import merge as merged
-    from vlarl.results import counted, load, name_some
+    from vlarl.result_file import load
+    from vlarl.results import counted, name_some
 
     output = Output(json=json, quiet=quiet)
     parts = [load(path) for path in files]

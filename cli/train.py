@@ -267,7 +267,7 @@ def _run(output: Output, home: RunDir, where: launch.Layout, *, live: bool, sile
 def _report(output: Output, home: RunDir) -> None:
     """Before and after, with intervals, and where everything is."""
     from vlarl import comparison
-    from vlarl.results import load
+    from vlarl.result_file import load
 
     data: dict[str, Any] = {"run_dir": str(home.path)}
     lines = []

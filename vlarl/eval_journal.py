@@ -17,7 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from vlarl.comparison import merge
 from vlarl.errors import ConfigError, CorruptFile, VlarlError
-from vlarl.results import EpisodeResult, EvalResult, load
+from vlarl.result_file import load
+from vlarl.results import EpisodeResult, EvalResult
 from vlarl.run_dir import RunDir
 
 _EMPTY = "empty.json"

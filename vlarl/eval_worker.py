@@ -14,7 +14,7 @@ from vlarl.distributed.world import World, init_world
 from vlarl.errors import VlarlError
 from vlarl.eval_job import EvalJob, build_job, is_finished, play, prepare, save
 from vlarl.eval_journal import partial_file
-from vlarl.results import load
+from vlarl.result_file import load
 from vlarl.run_dir import RankExit, RunDir
 from vlarl.signals import INTERRUPTED, stop_on_signals
 

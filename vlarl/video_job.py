@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from vlarl import registry, results
+from vlarl import registry, result_file
 from vlarl.assets import store
 from vlarl.config import resolved
 from vlarl.config.explain import validate
@@ -94,7 +94,7 @@ def prepare(
         CorruptFile: the file is damaged. AssetMissing: the checkpoint is gone.
     """
     path = find_result(source)
-    result = results.load(path)
+    result = result_file.load(path)
     passing = _passing(result, episodes, only)
     chosen = _spread(passing, len(passing) if episodes else limit)
     protocol = result.protocol

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from vlarl.errors import RunFailed
-from vlarl.results import EpisodeKey, EvalResult, load
+from vlarl.result_file import load
+from vlarl.results import EpisodeKey, EvalResult
 from vlarl.testing.token_policy import TokenConfig, TokenPolicy
 from vlarl.testing.toy import write
 from vlarl_cli.main import app

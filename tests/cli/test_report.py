@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vlarl.results import EpisodeKey, EpisodeResult, EvalResult, load
+from vlarl.result_file import load
+from vlarl.results import EpisodeKey, EpisodeResult, EvalResult
 from vlarl_cli.main import app
 
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vlarl import results
+from vlarl import result_file
 from vlarl.testing.token_policy import TokenConfig, TokenPolicy
 from vlarl.testing.toy import write
 from vlarl_cli.main import app
@@ -29,7 +29,7 @@ def result(tmp_path, monkeypatch):
     words = ["eval", "./toy", "--suite", "toy_both", "--temperature", "1", "--out", "r.json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    found = results.load(Path("r.json"))
+    found = result_file.load(Path("r.json"))
     assert 0 < found.total.k < found.total.n
     return found
 

@@ -24,7 +24,7 @@ from vlarl import metrics, registry, run_dir, worker
 from vlarl.config import resolved
 from vlarl.config.compose import build
 from vlarl.distributed.world import World
-from vlarl.results import load
+from vlarl.result_file import load
 from vlarl.run_dir import RunDir
 from vlarl.train.trainer import Stopped
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from vlarl import metrics, run_dir
-from vlarl.results import load
+from vlarl.result_file import load
 
 DRIVER = Path(__file__).with_name("killed_runs.py")
 TOYS = Path(__file__).parent / "plugins"

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from vlarl import metrics, run_dir
-from vlarl.results import load
+from vlarl.result_file import load
 
 TOYS = Path(__file__).parent / "plugins"
 

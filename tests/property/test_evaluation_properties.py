@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 from vlarl.comparison import compare, merge
 from vlarl.evaluate import evaluate
 from vlarl.proportions import Paired, Rate
-from vlarl.results import EpisodeKey, EpisodeResult, EvalResult, load
+from vlarl.result_file import load
+from vlarl.results import EpisodeKey, EpisodeResult, EvalResult
 from vlarl.rollout.plan import eval_plan
 from vlarl.testing import reach, token_policy
 

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from vlarl.envs import metaworld
 from vlarl.envs.metaworld_tasks import TASKS
 from vlarl.models.openvla_oft.tiny import TinySizes, init_tiny
-from vlarl.results import EpisodeKey, load
+from vlarl.result_file import load
+from vlarl.results import EpisodeKey
 from vlarl_cli.main import app
 
 pytestmark = pytest.mark.sim

@@ -7,14 +7,8 @@ from vlarl.atomic import check_writable
 from vlarl.episode import Episode
 from vlarl.errors import ConfigError, CorruptFile, RunFailed
 from vlarl.proportions import Rate
-from vlarl.results import (
-    EpisodeKey,
-    EpisodeResult,
-    EvalResult,
-    load,
-    name_some,
-    plan_hash,
-)
+from vlarl.result_file import load
+from vlarl.results import EpisodeKey, EpisodeResult, EvalResult, name_some, plan_hash
 
 PROTOCOL = {
     "plan": {"split": "eval", "start_from_training_trial": 0},

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vlarl import comparison, metrics, results, run_dir, worker
+from vlarl import comparison, metrics, result_file, run_dir, worker
 from vlarl.algos import grpo
 from vlarl.config import resolved
 from vlarl.config.compose import build
@@ -61,7 +61,7 @@ def weights(folder):
 
 
 def outcomes(folder):
-    return {path.name: results.load(path).episodes for path in folder.eval.glob("*.json")}
+    return {path.name: result_file.load(path).episodes for path in folder.eval.glob("*.json")}
 
 
 def assert_same_run(one, two):
@@ -121,7 +121,7 @@ def test_an_evaluation_covers_each_held_out_trial_once(train, toy_run):
     train(folder)
     assert sorted(outcomes(folder)) == [f"step_{n:06d}.json" for n in (0, 2, 4)]
     for path in folder.eval.glob("*.json"):
-        result = results.load(path)
+        result = result_file.load(path)
         keys = [(e.task, e.trial) for e in result.episodes]
         assert keys == [(task, t) for task in ("reach-left", "reach-right") for t in (1, 3, 5)]
         assert result.is_complete
@@ -134,7 +134,7 @@ def test_an_evaluation_samples_like_the_rollout_unless_told(train, toy_run):
     folder = toy_run("max_steps=0", "rollout.temperature=1.7")
     train(folder)
     (path,) = folder.eval.glob("*.json")
-    assert results.load(path).protocol["sampling"]["temperature"] == 1.7
+    assert result_file.load(path).protocol["sampling"]["temperature"] == 1.7
     assert [json.loads(line)["step"] for line in lines(folder)] == [0]
 
 
@@ -180,7 +180,7 @@ def test_it_learns_and_the_comparison_says_so(train, toy_run):
         "optim.epochs=2", "optim.micro_batch=1000",
     )  # fmt: skip
     train(folder)
-    before, after = (results.load(folder.eval / f"step_{n:06d}.json") for n in (0, 16))
+    before, after = (result_file.load(folder.eval / f"step_{n:06d}.json") for n in (0, 16))
     total = comparison.compare(before, after).total
     assert total.n == 16
     assert total.difference > 0.4

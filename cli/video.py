@@ -16,7 +16,7 @@ from .output import Output
 
 EXAMPLES = (
     "vlarl video runs/tiny_metaworld_grpo",
-    "vlarl video runs/tiny_metaworld_grpo/eval/step_000020.json --only failures --grid 4x2",
+    "vlarl video runs/tiny_metaworld_grpo/eval/step_000016.json --only failures --grid 4x2",
     "vlarl video results/mine.json --episodes 3,17 --out two.mp4",
 )
 

@@ -39,9 +39,13 @@ def play_all(prepared: Prepared, where: Layout, output: Output) -> Path | None:
         output.warn(text)
 
     def told(left: EvalResult) -> None:
+        from vlarl.eval_job import is_finished
+
+        whole = "that is the whole result, and it only needs another name"
         say(
             f"{len(left.episodes)} of {len(left.plan)} episodes are kept in "
-            f"{eval_journal.partial_file(job.out)}; {go_on(job)}"
+            f"{eval_journal.partial_file(job.out)}; "
+            + (whole if is_finished(job, left) else go_on(job))
         )
 
     with eval_journal.kept(job.out, prepared.before, on_failure=told):

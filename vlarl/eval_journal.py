@@ -19,7 +19,7 @@ from vlarl.comparison import merge
 from vlarl.errors import ConfigError, CorruptFile, VlarlError
 from vlarl.result_file import load
 from vlarl.results import EpisodeResult, EvalResult
-from vlarl.run_dir import RunDir
+from vlarl.run_dir import RunDir, RunLock
 
 _EMPTY = "empty.json"
 _JOURNALS = "episodes_*.jsonl"
@@ -54,9 +54,10 @@ def writer(work: RunDir, rank: int) -> Generator[Callable[[EpisodeResult], None]
 
 
 def count(work: RunDir, ranks: int) -> tuple[int, int]:
-    """Episodes and successes in the journals so far."""
-    episodes = [e for rank in range(ranks) for e in _read(_journal(work, rank))]
-    return len(episodes), sum(e.success for e in episodes)
+    """Episodes and successes in the journals so far; cheap enough to ask often."""
+    paths = [_journal(work, rank) for rank in range(ranks)]
+    lines = b"".join(path.read_bytes() for path in paths if path.exists())
+    return lines.count(b"\n"), lines.count(b'"success": true')
 
 
 def recover(out: Path) -> EvalResult | None:
@@ -77,8 +78,10 @@ def left_over(out: Path, *, resume: bool, overwrite: bool) -> EvalResult | None:
     """What an evaluation is to go on with; None when it starts anew.
 
     Raises ConfigError when there is something although it is to start anew, unless it may be
-    overwritten, and when there is nothing to resume.
+    overwritten, when there is nothing to resume, and when an evaluation for `out` is under way.
     """
+    if work_dir(out).path.is_dir():
+        _lock(out).release()
     left = recover(out) if resume or not overwrite else None
     if resume and left is None:
         raise ConfigError(
@@ -109,24 +112,55 @@ def kept(
 ) -> Generator[None]:
     """Around an evaluation: makes the work folder, and removes it after success.
 
-    before: what it goes on with. After an exception what was played is in the partial file, as far
+    before: what it goes on with; what was left is dropped without it. After an exception what was played is in the partial file, as far
     as the disk has room for it, on_failure is called with it, and the logs stay.
     """
     work = work_dir(out)
-    if before is not None:
-        before.save(partial_file(out), overwrite=True)
-    shutil.rmtree(work.path, ignore_errors=True)
-    work.logs.mkdir(parents=True)
+    work.logs.mkdir(parents=True, exist_ok=True)
+    with _lock(out):
+        if before is None:
+            partial_file(out).unlink(missing_ok=True)
+        else:
+            before.save(partial_file(out), overwrite=True)
+        _clear(work)
+        work.logs.mkdir(parents=True)
+        try:
+            yield
+        # A supervisor: whatever it was, it goes on from here.
+        except BaseException:
+            with suppress(VlarlError):
+                found = keep(out)
+                if found is not None:
+                    on_failure(found)
+            if not any(work.logs.iterdir()):
+                _remove(work)
+            raise
+        _remove(work)
+
+
+def _lock(out: Path) -> RunLock:
+    """The right to play for `out`. Raises ConfigError when another process has it."""
     try:
-        yield
-    # A supervisor: whatever it was, it goes on from here.
-    except BaseException:
-        with suppress(VlarlError):
-            found = keep(out)
-            if found is not None:
-                on_failure(found)
-        raise
-    shutil.rmtree(work.path)
+        return RunLock(work_dir(out))
+    except ConfigError:
+        raise ConfigError(
+            f"another evaluation is playing for {out}; wait for it, or choose another --out"
+        ) from None
+
+
+def _clear(work: RunDir) -> None:
+    """Remove what an evaluation makes in its work folder, but for its lock."""
+    shutil.rmtree(work.logs, ignore_errors=True)
+    for path in (work.path / _EMPTY, work.config):
+        path.unlink(missing_ok=True)
+
+
+def _remove(work: RunDir) -> None:
+    """Remove the work folder, unless there are somebody else's files in it."""
+    _clear(work)
+    work.lock.unlink(missing_ok=True)
+    with suppress(OSError):
+        work.path.rmdir()
 
 
 def _journal(work: RunDir, rank: int) -> Path:

@@ -80,6 +80,11 @@ class RunDir:
         return self.path / "status.json"
 
     @property
+    def lock(self) -> Path:
+        """The file that whoever writes into the run holds."""
+        return self.path / ".lock"
+
+    @property
     def logs(self) -> Path:
         """Folder of the logs of all ranks."""
         return self.path / "logs"
@@ -154,7 +159,7 @@ def check(path: Path, *, resume: bool = False, overwrite: bool = False) -> RunDi
             f"cannot write into run directory {run.path}: {why} {folder}; "
             "choose another with --run-dir, or set VLARL_RUNS"
         )
-    used = run.path.is_dir() and any(entry.name != ".lock" for entry in run.path.iterdir())
+    used = run.path.is_dir() and any(entry != run.lock for entry in run.path.iterdir())
     if resume and not run.config.is_file():
         raise ConfigError(
             f"nothing to resume: {run.path} holds no config.json; leave out --resume to start it"
@@ -229,7 +234,7 @@ class RunLock:
     """
 
     def __init__(self, run: RunDir) -> None:
-        self._file = open(run.path / ".lock", "a+", encoding="utf-8")  # noqa: SIM115
+        self._file = open(run.lock, "a+", encoding="utf-8")  # noqa: SIM115
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

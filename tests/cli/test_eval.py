@@ -11,8 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from vlarl.errors import RunFailed
+from vlarl.evaluate import episode_result
 from vlarl.result_file import load
 from vlarl.results import EpisodeKey, EvalResult
+from vlarl.run_dir import RunDir, RunLock
 from vlarl.testing.token_policy import TokenConfig, TokenPolicy
 from vlarl.testing.toy import write
 from vlarl_cli.main import app
@@ -344,10 +346,51 @@ def test_what_a_failed_evaluation_played_is_kept(checkpoint, monkeypatch):
     write_file = EvalResult.save
     monkeypatch.setattr(EvalResult, "save", full_disk)
     words = error_of(*common, "--out", "r.json", code=1)
-    assert "16 of 16 episodes are kept in r.partial.json" in words
+    kept = "16 of 16 episodes are kept in r.partial.json; that is the whole result"
+    assert kept in words
+    assert not Path("r.work").exists()
     assert load(Path("r.partial.json")).is_complete
     words = error_of(*common, "--out", "r.json", "--resume")
     assert "r.partial.json is the whole result and only needs another name" in words
+
+
+def test_overwriting_drops_what_a_stopped_evaluation_left(checkpoint, monkeypatch):
+    common = ("toy", "--suite", "toy_both", "--num-slots", "2", "--out", "r.json")
+    result_of(*common)
+    whole = load(Path("r.json"))
+    replace(whole, episodes=whole.episodes[:5]).save(Path("r.partial.json"))
+    Path("r.json").unlink()
+    played = []
+
+    def third_breaks(outcome):
+        played.append(outcome)
+        if len(played) == 3:
+            raise RunFailed("the third one")
+        return episode_result(outcome)
+
+    monkeypatch.setattr("vlarl.eval_job.episode_result", third_breaks)
+    words = error_of(*common, "--temperature", "1", "--overwrite", code=1)
+    assert "2 of 16 episodes are kept" in words
+    left = load(Path("r.partial.json"))
+    assert (len(left.episodes), left.protocol["sampling"]["temperature"]) == (2, 1.0)
+
+
+def test_two_evaluations_do_not_share_a_result_file(checkpoint):
+    common = ("toy", "--suite", "toy_both", "--out", "r.json")
+    Path("r.work").mkdir()
+    with RunLock(RunDir(Path("r.work"))):
+        for words in ((), ("--resume",), ("--overwrite",), ("--dry-run",)):
+            said = error_of(*common, *words)
+            assert "another evaluation is playing for r.json" in said
+    result_of(*common)
+    assert not Path("r.work").exists()
+
+
+def test_a_folder_of_somebody_else_is_left_alone(checkpoint):
+    Path("r.work").mkdir()
+    Path("r.work/mine.txt").write_text("x")
+    result_of("toy", "--suite", "toy_both", "--out", "r.json")
+    assert [p.name for p in Path("r.work").iterdir()] == ["mine.txt"]
 
 
 def test_only_the_same_evaluation_is_resumed(checkpoint):

@@ -112,8 +112,9 @@ def kept(
 ) -> Generator[None]:
     """Around an evaluation: makes the work folder, and removes it after success.
 
-    before: what it goes on with; what was left is dropped without it. After an exception what was played is in the partial file, as far
-    as the disk has room for it, on_failure is called with it, and the logs stay.
+    before: what it goes on with; without it, what was left is dropped. After an exception what was
+    played is in the partial file, as far as the disk has room for it, on_failure is called with it,
+    and the logs stay.
     """
     work = work_dir(out)
     work.logs.mkdir(parents=True, exist_ok=True)

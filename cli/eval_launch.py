@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vlarl import eval_journal
 from vlarl.atomic import write_atomic
+from vlarl.errors import RunFailed
 
 from .launch import Layout, command, launch
 from .output import Output
@@ -38,14 +39,14 @@ def play_all(prepared: Prepared, where: Layout, output: Output) -> Path | None:
         progress.break_line()
         output.warn(text)
 
-    def told(left: EvalResult) -> None:
+    def told(left: EvalResult, where: Path) -> None:
         from vlarl.eval_job import is_finished
 
         whole = "that is the whole result, and it only needs another name"
+        is_whole = is_finished(job, left) and where == eval_journal.partial_file(job.out)
         say(
-            f"{len(left.episodes)} of {len(left.plan)} episodes are kept in "
-            f"{eval_journal.partial_file(job.out)}; "
-            + (whole if is_finished(job, left) else go_on(job))
+            f"{len(left.episodes)} of {len(left.plan)} episodes are kept in {where}; "
+            + (whole if is_whole else go_on(job))
         )
 
     with eval_journal.kept(job.out, prepared.before, on_failure=told):
@@ -100,4 +101,7 @@ def _play_on_ranks(job: EvalJob, where: Layout, progress: Progress) -> Path | No
     if code == 0:
         return job.out
     # Ranks that were killed have not put together what they played.
-    return eval_journal.partial_file(job.out) if eval_journal.keep(job.out) else None
+    left, partial = eval_journal.keep(job.out), eval_journal.partial_file(job.out)
+    if left not in (None, partial):
+        raise RunFailed(f"cannot write {partial}; is the disk full?")
+    return left

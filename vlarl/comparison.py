@@ -167,9 +167,7 @@ def merge(shards: Sequence[EvalResult], names: Sequence[str] = ()) -> EvalResult
     episodes: dict[EpisodeKey, EpisodeResult] = {}
     origin: dict[EpisodeKey, str] = {}
     for name, shard in zip(names, shards, strict=True):
-        different = protocol_differences(
-            _without_place(first.protocol), _without_place(shard.protocol), ignore=VOLATILE
-        )
+        different = differences(first, shard)
         if different:
             raise ConfigError(
                 f"{start} and {name} are not shards of one evaluation, their protocols differ: "
@@ -190,6 +188,13 @@ def merge(shards: Sequence[EvalResult], names: Sequence[str] = ()) -> EvalResult
         episodes.update({e.key: e for e in shard.episodes})
         origin.update({e.key: name for e in shard.episodes})
     return replace(first, episodes=tuple(episodes.values()))
+
+
+def differences(a: EvalResult, b: EvalResult) -> list[str]:
+    """`key: value in a | value in b` for all of the protocol that shards have to share."""
+    return protocol_differences(
+        _without_place(a.protocol), _without_place(b.protocol), ignore=VOLATILE
+    )
 
 
 def _without_place(protocol: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from vlarl import eval_journal, registry
 from vlarl.assets import store
 from vlarl.atomic import check_writable
-from vlarl.comparison import merge
+from vlarl.comparison import differences, protocol_differences
 from vlarl.config.explain import validate
 from vlarl.config.schema import (
     Bool,
@@ -31,7 +31,8 @@ from vlarl.distributed.world import World, require_device
 from vlarl.episode import Episode
 from vlarl.errors import ConfigError, SpecMismatch
 from vlarl.evaluate import episode_result, evaluate, make_protocol
-from vlarl.results import EpisodeKey, EvalResult, plan_hash
+from vlarl.protocol import leaves
+from vlarl.results import EpisodeKey, EvalResult, counted, name_some, plan_hash
 from vlarl.rollout.plan import Trials, eval_plan
 from vlarl.rollout.play import Outcome
 from vlarl.specs import EnvSpec, check_temperature, match
@@ -170,13 +171,19 @@ def prepare(job: EvalJob, before: EvalResult | None = None) -> Prepared:
 def _left(
     job: EvalJob, before: EvalResult, plan: Sequence[Episode], share: Sequence[Episode]
 ) -> tuple[Episode, ...]:
-    """The episodes of a part that were not played before. Raises ConfigError when there are none,
-    or those that were are of another plan.
+    """The episodes of a part that were not played before.
+
+    Raises ConfigError when there are none, or when those that were played are of another plan or
+    were played otherwise, as far as it can be told before anything is loaded.
     """
+    asked = dict(leaves(_asked(job)))
+    then = {key: value for key, value in leaves(before.protocol) if key in asked}
+    _refuse_another(job, protocol_differences(then, asked))
     if before.plan_hash != plan_hash(map(EpisodeKey.of, plan)):
         raise ConfigError(
-            f"--resume: the evaluation that was to write {job.out} planned {len(before.plan)} "
-            f"episodes, and not the {len(plan)} of this command; give the options it had"
+            f"--resume: what a stopped evaluation left for {job.out} is of a plan of "
+            f"{counted(len(before.plan), 'episode')}, {name_some(before.plan, 1)}, and this "
+            f"command plans {len(plan)}; give the options it had, or start anew with --overwrite"
         )
     missing = set(before.missing)
     left = tuple(e for e in share if EpisodeKey.of(e) in missing)
@@ -186,6 +193,16 @@ def _left(
             "whole result and only needs another name"
         )
     return left
+
+
+def _asked(job: EvalJob) -> dict[str, Any]:
+    """The parts of the protocol that follow from the job alone; as in `make_protocol`."""
+    return {
+        "plan": {"split": job.split},
+        "env": job.env.model_dump(mode="json", exclude={"num_slots"}),
+        "policy": job.policy.model_dump(mode="json", exclude={"checkpoint"}),
+        "sampling": {"temperature": job.temperature, "seed": job.seed},
+    }
 
 
 def _share(plan: Sequence[Episode], job: EvalJob) -> tuple[Episode, ...]:
@@ -262,14 +279,18 @@ def play(
 def _begin(prepared: Prepared, world: World, empty: EvalResult) -> None:
     """Check what is to be resumed against the protocol in force, then say what is played."""
     if prepared.before is not None:
-        try:
-            merge([prepared.before, empty])
-        except ConfigError as error:
-            raise ConfigError(
-                f"--resume: the stopped evaluation was another one; {error}"
-            ) from None
+        _refuse_another(prepared.job, differences(prepared.before, empty))
     if world.is_main:
         eval_journal.begin(eval_journal.work_dir(prepared.job.out), empty)
+
+
+def _refuse_another(job: EvalJob, different: Sequence[str]) -> None:
+    """Raise ConfigError when what is to be resumed differs: `key: value then | value now`."""
+    if different:
+        raise ConfigError(
+            f"--resume: what a stopped evaluation left for {job.out} was played otherwise: "
+            f"{'; '.join(different)}; give the options it had, or start anew with --overwrite"
+        )
 
 
 def _write_video(prepared: Prepared, outcome: Outcome) -> None:
@@ -280,7 +301,7 @@ def _write_video(prepared: Prepared, outcome: Outcome) -> None:
     name = f"{episode.index:04d}_{episode.task}_t{episode.trial}_r{episode.member}_{ending}.mp4"
     clip = Clip.of(outcome, prepared.env_spec)
     fps = prepared.env_spec.control_hz / prepared.env_spec.video_every
-    write_grid([clip], job.video_dir / name, fps=fps, overwrite=job.overwrite)
+    write_grid([clip], job.video_dir / name, fps=fps, overwrite=job.overwrite or job.resume)
 
 
 def save(job: EvalJob, result: EvalResult) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from vlarl.comparison import merge
-from vlarl.errors import ConfigError, CorruptFile, VlarlError
+from vlarl.errors import ConfigError, CorruptFile, RunFailed, VlarlError
 from vlarl.result_file import load
 from vlarl.results import EpisodeResult, EvalResult
 from vlarl.run_dir import RunDir, RunLock
@@ -44,11 +44,17 @@ def begin(work: RunDir, empty: EvalResult) -> None:
 @contextmanager
 def writer(work: RunDir, rank: int) -> Generator[Callable[[EpisodeResult], None]]:
     """Appends finished episodes to a rank's journal, each at once."""
-    with _journal(work, rank).open("w", encoding="utf-8") as lines:
+    path = _journal(work, rank)
+    with path.open("ab", buffering=0) as lines:
 
         def note(episode: EpisodeResult) -> None:
-            lines.write(json.dumps(asdict(episode)) + "\n")
-            lines.flush()
+            line, start = json.dumps(asdict(episode)).encode() + b"\n", lines.tell()
+            try:
+                while line:
+                    line = line[lines.write(line) :]
+            except OSError as error:
+                lines.truncate(start)  # no half line, whatever comes after it
+                raise RunFailed(f"cannot write {path}: {error.strerror}") from None
 
         yield note
 
@@ -82,7 +88,13 @@ def left_over(out: Path, *, resume: bool, overwrite: bool) -> EvalResult | None:
     """
     if work_dir(out).path.is_dir():
         _lock(out).release()
-    left = recover(out) if resume or not overwrite else None
+    try:
+        left = recover(out) if resume or not overwrite else None
+    except VlarlError as error:
+        raise CorruptFile(
+            f"what a stopped evaluation left for {out} is damaged: {error}; start anew with "
+            "--overwrite"
+        ) from None
     if resume and left is None:
         raise ConfigError(
             f"--resume: no stopped evaluation left anything for {out}; name its result file with "
@@ -96,25 +108,32 @@ def left_over(out: Path, *, resume: bool, overwrite: bool) -> EvalResult | None:
     return left
 
 
-def keep(out: Path) -> EvalResult | None:
-    """Put what was played so far in the partial file; None when there is nothing."""
+def keep(out: Path) -> Path | None:
+    """Put what was played so far in the partial file; where it is, or None when there is nothing.
+
+    Without room for that file it stays in the work folder.
+    """
     found = recover(out)
-    if found is not None:
+    if found is None:
+        return None
+    try:
         found.save(partial_file(out), overwrite=True)
-        for path in work_dir(out).logs.glob(_JOURNALS):
-            path.unlink()
-    return found
+    except RunFailed:
+        return work_dir(out).path
+    for path in work_dir(out).logs.glob(_JOURNALS):
+        path.unlink()
+    return partial_file(out)
 
 
 @contextmanager
 def kept(
-    out: Path, before: EvalResult | None, on_failure: Callable[[EvalResult], None]
+    out: Path, before: EvalResult | None, on_failure: Callable[[EvalResult, Path], None]
 ) -> Generator[None]:
     """Around an evaluation: makes the work folder, and removes it after success.
 
     before: what it goes on with; without it, what was left is dropped. After an exception what was
-    played is in the partial file, as far as the disk has room for it, on_failure is called with it,
-    and the logs stay.
+    played is in the partial file, or where there was room for it; on_failure is called with it and
+    its place when there is news. The logs stay then.
     """
     work = work_dir(out)
     work.logs.mkdir(parents=True, exist_ok=True)
@@ -130,9 +149,10 @@ def kept(
         # A supervisor: whatever it was, it goes on from here.
         except BaseException:
             with suppress(VlarlError):
-                found = keep(out)
-                if found is not None:
-                    on_failure(found)
+                found, where = recover(out), keep(out)
+                news = found is not None and (before is None or found.episodes != before.episodes)
+                if found is not None and where is not None and news:
+                    on_failure(found, where)
             if not any(work.logs.iterdir()):
                 _remove(work)
             raise

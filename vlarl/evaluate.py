@@ -121,8 +121,8 @@ def evaluate(
     added. before: episodes of this plan
     that were played earlier under the same protocol; they are not played again, and are part of the
     result. on_start: called on every rank with the result as it is without episodes.
-    on_episode: called on the rank that played an episode, as it ends. on_frames: likewise, for
-    episodes with `record` only, which then have their frames; nothing else keeps them.
+    on_episode: called on the rank that played an episode, as it ends. on_frames: likewise, before
+    it, for episodes with `record` only, which then have their frames; nothing else keeps them.
     should_stop: asked between decisions; once true on any rank that rank starts nothing new and the
     result names what is missing.
 
@@ -158,10 +158,10 @@ def evaluate(
         should_stop=stop,
     ):
         mine.append(episode_result(outcome))
-        if on_episode is not None:
-            on_episode(outcome)
         if on_frames is not None and outcome.episode.record:
             on_frames(outcome)
+        if on_episode is not None:
+            on_episode(outcome)
     own = (mine, stopped, env.renderer() if isinstance(env, WithRenderer) else None)
     shares = [own] if world is None else world.all_gather_object(own)
     drawn = " and ".join(sorted({words for *_, words in shares if words is not None}))

@@ -1,5 +1,7 @@
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from vlarl import eval_journal
 from vlarl.errors import RunFailed
 from vlarl.evaluate import episode_result
 from vlarl.result_file import load
@@ -375,6 +378,61 @@ def test_overwriting_drops_what_a_stopped_evaluation_left(checkpoint, monkeypatc
     assert (len(left.episodes), left.protocol["sampling"]["temperature"]) == (2, 1.0)
 
 
+@pytest.mark.parametrize("damage", ["twice", "impossible", "headless", "partial"])
+def test_damaged_leftovers_are_named_and_can_be_dropped(checkpoint, damage):
+    common = ("toy", "--suite", "toy_both", "--num-slots", "2", "--out", "r.json")
+    result_of(*common)
+    whole = load(Path("r.json"))
+    work = eval_journal.work_dir(Path("r.json"))
+    work.logs.mkdir(parents=True)
+    eval_journal.begin(work, replace(whole, episodes=()))
+    Path("r.json").unlink()
+    with eval_journal.writer(work, 0) as note:
+        note(whole.episodes[0])
+        if damage == "twice":
+            note(whole.episodes[0])
+    if damage == "impossible":
+        journal = work.logs / "episodes_0.jsonl"
+        journal.write_text(re.sub(r'"num_steps": \d+', '"num_steps": 9999', journal.read_text()))
+    if damage == "headless":
+        (work.path / "empty.json").unlink()
+    if damage == "partial":
+        Path("r.partial.json").write_text("{}")
+    for words in ((), ("--resume",)):
+        said = error_of(*common, *words, code=1)
+        assert "what a stopped evaluation left for r.json is damaged: " in said
+        assert "start anew with --overwrite" in said
+    result_of(*common, "--overwrite")
+    assert load(Path("r.json")).episodes == whole.episodes
+
+
+def test_a_full_disk_loses_the_episode_it_has_no_room_for_alone(checkpoint, tmp_path):
+    work = eval_journal.work_dir(Path("r.json"))
+    work.logs.mkdir(parents=True)
+    common = ("toy", "--suite", "toy_both", "--num-slots", "2", "--out", "whole.json")
+    result_of(*common)
+    whole = load(Path("whole.json"))
+    eval_journal.begin(work, replace(whole, episodes=()))
+    journal = work.logs / "episodes_0.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with eval_journal.writer(work, 0) as note:
+            note(whole.episodes[0])
+            resource.setrlimit(resource.RLIMIT_FSIZE, (journal.stat().st_size + 50, before[1]))
+            with pytest.raises(
+                RunFailed, match=r"cannot write .*episodes_0\.jsonl: File too large"
+            ):
+                note(whole.episodes[1])
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            note(whole.episodes[2])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    found = eval_journal.recover(Path("r.json"))
+    assert found.episodes == (whole.episodes[0], whole.episodes[2])
+
+
 def test_two_evaluations_do_not_share_a_result_file(checkpoint):
     common = ("toy", "--suite", "toy_both", "--out", "r.json")
     Path("r.work").mkdir()
@@ -402,10 +460,20 @@ def test_only_the_same_evaluation_is_resumed(checkpoint):
     words = error_of(*common, "--resume")
     assert "r.json exists" in words
     Path("r.json").unlink()
-    words = error_of(*common, "--resume", "--temperature", "1")
-    assert "--resume: the stopped evaluation was another one" in words
-    assert "sampling.temperature: 0.0 | 1.0" in words
-    assert "planned 16 episodes, and not the 8" in error_of(*common, "--resume", "--tasks", "0")
+    for words in ((), ("--dry-run",)):
+        said = error_of(*common, "--resume", "--temperature", "1", *words)
+        assert "for r.json was played otherwise: sampling.temperature: 0.0 | 1.0; give" in said
+        assert "are kept" not in said
+        said = error_of(*common, "--resume", "--repeats", "2", "--temperature", "0.5", *words)
+        assert "played otherwise" in said
+        said = error_of(*common, "--resume", "--episodes", "3", *words)
+        assert "is of a plan of 16 episodes, reach-left trial 1 repeat 0 and 15 more, and" in said
+        assert "this command plans 6" in said
+    write(checkpoint, TokenPolicy(TokenConfig(seed=4)).module.state_dict())
+    said = error_of(*common, "--resume")
+    assert "was played otherwise: checkpoint.sha256: " in said
+    assert "are kept" not in said
+    write(checkpoint, TokenPolicy(TokenConfig(seed=3)).module.state_dict())
     assert len(load(Path("r.partial.json")).episodes) == 5
     done = result_of(*common, "--resume")
     assert "2 tasks, 11 episodes" in done.stderr

@@ -282,7 +282,9 @@ LONG = "toy --suite toy_both --repeats 20 --temperature 1 --num-slots 4 --out r.
 
 def stopped(*signals, args=(), pause=0.0):
     """The long evaluation in a process that gets the signals after a tenth; its code and words."""
-    program = [sys.executable, "-c", "from vlarl_cli.main import main; main()"]
+    # Under nohup, which some CI uses, SIGHUP would be ignored.
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    program = [sys.executable, "-c", code + "from vlarl_cli.main import main; main()"]
     process = subprocess.Popen(
         [*program, "eval", *LONG.split(), *args],
         env=os.environ | {"PYTHONPATH": str(PLUGINS)},

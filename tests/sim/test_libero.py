@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -291,8 +292,16 @@ def test_a_state_that_does_not_survive_settling_is_refused(sim, monkeypatch, num
 
 def test_states_of_another_version_are_refused(sim, monkeypatch):
     monkeypatch.setattr(libero_sim, "init_state", lambda task, trial: np.zeros(79))
-    with pytest.raises(RunFailed, match="have 79 numbers, its model needs 92"):
+    with pytest.raises(RunFailed, match=r"task 'pick.* have 79 numbers, its model needs 92"):
         sim.reset(episode(31))
+
+
+def test_a_goal_of_unknown_words_is_one_message(sim, tmp_path):
+    task = libero_tasks.task_named(episode(0).task)
+    changed = tmp_path / task.bddl.name
+    changed.write_text(task.bddl.read_text().replace("(On ", "(Onn ").replace("(In ", "(Inn "))
+    with pytest.raises(RunFailed, match=f"cannot build task .* from {changed}"):
+        sim._build(replace(task, bddl=changed))
 
 
 def test_a_worker_killed_in_mid_episode_changes_no_outcome(env):

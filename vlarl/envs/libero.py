@@ -165,14 +165,16 @@ def trials(cfg: LiberoConfig, split: Split) -> dict[str, tuple[int, ...]]:
         states = init_states(task)
         if numbers[-1] >= len(states):
             raise ConfigError(
-                f"env.{field}: task '{task}' has {len(states)} initial states, numbers 0 to "
-                f"{len(states) - 1}, but {numbers[-1]} was asked for"
+                f"env.{field}: {task_named(task).init_states} has {len(states)} initial states of "
+                f"task '{task}', and {numbers[-1]} is none of their numbers; set env.{field} to "
+                f"0-{len(states) - 1} or fewer"
             )
         different = len(np.unique(states[list(numbers)], axis=0))
         if different < len(numbers):
             raise ConfigError(
                 f"env.{field}: {len(numbers)} trials of task '{task}' start from only {different} "
-                f"different states; {task_named(task).init_states} repeats itself"
+                f"different states; {task_named(task).init_states} repeats itself; set "
+                f"env.{field} to trials that differ"
             )
         found[task] = numbers
     return found

@@ -144,7 +144,7 @@ class LiberoSim:
         self._task = self._load(task_named(episode.task))
         self._expert = None
         if episode.trial not in self._task.settled:
-            self._start(self._task, init_state(episode.task, episode.trial))
+            self._start(self._task, episode)
             still = np.zeros(7)
             still[6] = -1.0 if self._config.reset_gripper_open else 0.0
             for _ in range(self._config.settle_steps):
@@ -225,13 +225,15 @@ class LiberoSim:
             if i == _OBSERVED:
                 self._seen = _Seen(before, *pose, self._fingers(task))
 
-    def _start(self, task: _Loaded, state: np.ndarray) -> None:
+    def _start(self, task: _Loaded, episode: Episode) -> None:
         """Set an initial state on top of what `reset` left behind."""
         model, data = task.model, task.data
+        state = init_state(episode.task, episode.trial)
         if len(state) != 1 + model.nq + model.nv:
             raise RunFailed(
-                f"initial states of this task have {len(state)} numbers, its model needs "
-                f"{1 + model.nq + model.nv}: bddl, asset and init files are of different versions; "
+                f"{task_named(episode.task).init_states}: initial states of task '{episode.task}' "
+                f"have {len(state)} numbers, its model needs {1 + model.nq + model.nv}: problem, "
+                "asset and init files are of different versions; "
                 f"run: {libero_install.installed().repair('init_states')}"
             )
         assert task.after_reset is not None
@@ -295,13 +297,15 @@ class LiberoSim:
             ).env
             np.random.seed(self._config.layout_seed)  # noqa: NPY002 - what the package draws from
             env.reset()
+            env._check_success()  # predicates that the package does not know show here
         except (*_CANNOT_BUILD, self._mujoco.FatalError) as error:
             words = " ".join(f"{type(error).__name__}: {error}".split())
             found = libero_install.installed()
+            key = "bddl_files" if "bddl_files" in found.overridden else "assets"
             raise RunFailed(
                 f"LIBERO cannot build task '{task.name}' from {task.bddl} and "
                 f"{found.folders['assets']} ({words}); one of them is damaged or incomplete; run: "
-                f"{found.repair('assets')}"
+                f"{found.repair(key)}"
             ) from error
         return env
 

@@ -33,6 +33,8 @@ NUM_TRIALS = 50
 """Initial states of each task."""
 
 _OBJECTS = re.compile(r"\(\s*:objects\s+([^()]*)\)")
+_GOAL = re.compile(r"\(\s*:goal\s*\(\s*(?:and\s*\(\s*)?(?!and\b)\w+\s+\w", re.IGNORECASE)
+"""A goal of at least one predicate."""
 _FREE, _ROBOT = 7 + 6, 1 + 2 * (7 + 2)
 """Numbers an initial state has for a free object (pose, velocity); for time, arm and gripper."""
 _MOST_FIXTURES = 2 * _FREE
@@ -198,6 +200,8 @@ def check_files(name: str) -> None:
     """
     task, found = task_named(name), libero_install.installed()
     text = _problem(task.bddl)
+    if not _GOAL.search(text):  # every state would be a success
+        raise CorruptFile(f"{task.bddl} has no goal; run: {found.repair('bddl_files')}")
     width = init_states(name).shape[1]
     listed = _OBJECTS.search(text)
     # "bowl_1 bowl_2 - bowl plate_1 - plate": what stands before a dash, less the kinds behind one.

@@ -323,7 +323,10 @@ def problems_of(folder, text):
         (b"\xff\xfe\x00", CorruptFile, "not readable"),
         (b"(define (problem x)", CorruptFile, "not a whole problem file"),
         (b"; (define\n(other)", CorruptFile, "not a whole problem file"),
-        (b"(define (:objects bowl_1 bowl_2 - bowl plate_1 - plate))", CorruptFile,
+        (b"(define (:objects bowl_1 - bowl))", CorruptFile, "has no goal"),
+        (b"(define (:goal (And)))", CorruptFile, "has no goal"),
+        (b"(define ; (:goal (On a b))\n (:goal ()))", CorruptFile, "has no goal"),
+        (b"(define (:goal (On a b)) (:objects bowl_1 bowl_2 - bowl plate_1 - plate))", CorruptFile,
          "initial states of 92 numbers are not of the 3 objects"),
     ],
 )  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -91,21 +93,23 @@ def download(
         raise ConfigError("name what to download, or see --list")
     if revision is not None and len(names) > 1:
         raise ConfigError("--revision goes with one asset; download them one by one")
+    if revision == "":
+        raise ConfigError("--revision is empty; name a commit, tag or branch, or leave it out")
+    _check_endpoint()  # before huggingface_hub is imported, which fails in its own words
     from vlarl.assets import hub
     from vlarl.assets.download_plan import check_space, plan, refuse_unreachable, require
 
     require(names)  # a typo in the last name is told before the first is looked at
-    hub.check_endpoint()
     hub.tell_waits(out.hint)
     plans = [plan(n, to=to, revision=revision, force=force) for n in dict.fromkeys(names)]
     for one in plans:
         out.hint(_describe(one))
     if dry_run:
         out.result(_planned(plans), text=_table_of(plans), ident=[p.folder for p in plans])
-        _say_space(out, check_space(plans))
+        _say_space(out, plans, check_space(plans))
         return
     refuse_unreachable(plans)
-    _say_space(out, check_space(plans))
+    _say_space(out, plans, check_space(plans))
     stopped = not _fetch(plans, quiet=quiet)
     if stopped:
         out.warn("interrupted; the same command continues")
@@ -113,6 +117,23 @@ def download(
     done = [{**_summary(p), "fetched_bytes": p.bytes_to_fetch} for p in plans]
     text = "\n".join(f"{p.asset.name} is in {p.folder}, complete and verified" for p in plans)
     out.result(done, text=text, ident=[p.folder for p in plans])
+
+
+def _check_endpoint() -> None:
+    """Raise ConfigError when HF_ENDPOINT is no address. Shows no password."""
+    address = os.environ.get("HF_ENDPOINT")
+    if address is None:
+        return
+    try:
+        parts = urlsplit(address)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ConfigError(
+            f"HF_ENDPOINT is '{address.rpartition('@')[2]}'; expected an address such as "
+            "https://huggingface.co, or unset it"
+        )
 
 
 def _list(out: Output) -> None:
@@ -163,7 +184,8 @@ def _describe(plan: Plan) -> str:
     if plan.unreachable is not None:
         return (
             f"{name}: {plan.unreachable}; what follows is from the manifest of this version: "
-            f"{asset.repo} at {asset.revision}" + (f". {asset.note}" if asset.note else "")
+            f"{asset.repo} at {plan.revision or asset.revision} -> {plan.folder}"
+            + (f". {asset.note}" if asset.note else "")
         )
     return (
         f"{name}: {readable(plan.bytes_to_fetch)} of {readable(plan.num_bytes)} to fetch from "
@@ -171,11 +193,14 @@ def _describe(plan: Plan) -> str:
     )
 
 
-def _say_space(out: Output, space: tuple[int, int]) -> None:
+def _say_space(out: Output, plans: list[Plan], space: tuple[int, int]) -> None:
     from vlarl.assets.sizes import readable
 
     needed, free = space
-    if needed:
+    if any(plan.bytes_to_fetch is None for plan in plans):
+        known = f"{readable(needed)} and " if needed else ""
+        out.hint(f"{known}files of unknown size to fetch, {readable(free)} free")
+    elif needed:
         out.hint(f"{readable(needed)} to fetch, {readable(free)} free")
 
 

@@ -154,7 +154,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Result file. Left out, RUN/eval/... or results/CHECKPOINT_SUITE_TIME.json.",
+            help="Result, NAME.json. Left out, RUN/eval/... or results/CHECKPOINT_SUITE_TIME.json.",
             rich_help_panel="Output",
         ),
     ] = None,

@@ -40,7 +40,12 @@ def check(run: RunConfig, num_ranks: int, *, dry_run: bool, device: bool) -> Che
     from vlarl.train.preflight import divide
     from vlarl.train.setup import resolve
 
-    parts = resolve(run, without_files=dry_run)
+    lacking = _lacking_devices(run) if device else []
+    try:
+        parts = resolve(run, without_files=dry_run)
+    except AssetMissing as error:
+        also = [f"also missing: {other}" for other in lacking]
+        raise AssetMissing("\n".join([str(error), *also]), fix=error.fix) from None
     missing: list[MissingError] = [] if parts.missing is None else [parts.missing]
     if parts.missing is None:
         try:
@@ -51,15 +56,15 @@ def check(run: RunConfig, num_ranks: int, *, dry_run: bool, device: bool) -> Che
             missing.append(error)
     metrics.require(run.log)
     division = divide(run, parts, ranks=num_ranks)
-    lacking = _lacking_devices(run, parts) if device else []
     if lacking and not dry_run:
         raise lacking[0]
     missing += lacking
     return Checked(parts, division, tuple(missing))
 
 
-def _lacking_devices(run: RunConfig, parts: Parts) -> list[MissingError]:
+def _lacking_devices(run: RunConfig) -> list[MissingError]:
     """Why the network or the env cannot run on this machine."""
+    from vlarl import registry
     from vlarl.distributed.world import require_device
 
     lacking: list[MissingError] = []
@@ -68,8 +73,9 @@ def _lacking_devices(run: RunConfig, parts: Parts) -> list[MissingError]:
     except DeviceMissing as error:
         lacking.append(error)
     try:
-        if hasattr(parts.env_module, "require_device"):
-            parts.env_module.require_device(run.env)
+        module = registry.module("env", run.env.name)
+        if hasattr(module, "require_device"):
+            module.require_device(run.env)
     except DeviceMissing as error:
         lacking.append(error)
     return lacking

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vlarl.atomic import check_writable
 from vlarl.errors import ConfigError
 
 from .options import JsonOpt, OverwriteOpt, QuietOpt
@@ -144,6 +145,7 @@ def merge(
     from vlarl.results import counted, name_some
 
     output = Output(json=json, quiet=quiet)
+    check_writable(out, overwrite=overwrite)
     parts = [load(path) for path in files]
     whole = merged(parts, list(map(str, files)))
     if not whole.is_complete:

@@ -46,6 +46,13 @@ def _check_shard(text: str) -> str:
     return text
 
 
+def _check_out(path: Path) -> Path:
+    # Journals, partial results and videos lie beside it under the rest of its name.
+    if path.suffix != ".json" or path.stem in ("", ".json"):
+        raise ValueError(f"a result file's name ends in .json; got '{path}'")
+    return path
+
+
 class EvalJob(Section, Generic[EnvT, PolicyT]):
     """Everything an evaluation is made of."""
 
@@ -68,8 +75,8 @@ class EvalJob(Section, Generic[EnvT, PolicyT]):
     """Groups of slots that take turns; changes speed, not results."""
     video: Literal["none", "failures", "all"] = "none"
     """Episodes to write as MP4, next to the result file."""
-    out: Path
-    """The result file."""
+    out: Annotated[Path, AfterValidator(_check_out)]
+    """The result file, NAME.json."""
     overwrite: Bool = False
     """Replace the result file if it exists."""
     resume: Bool = False

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from vlarl.atomic import check_writable
 from vlarl.comparison import merge
 from vlarl.errors import ConfigError, CorruptFile, RunFailed, VlarlError
 from vlarl.result_file import load
@@ -84,8 +85,10 @@ def left_over(out: Path, *, resume: bool, overwrite: bool) -> EvalResult | None:
     """What an evaluation is to go on with; None when it starts anew.
 
     Raises ConfigError when there is something although it is to start anew, unless it may be
-    overwritten, when there is nothing to resume, and when an evaluation for `out` is under way.
+    overwritten, when there is nothing to resume, when `out` cannot be written, and when an
+    evaluation for it is under way.
     """
+    check_writable(out, overwrite=overwrite)
     if work_dir(out).path.is_dir():
         _lock(out).release()
     try:

@@ -114,5 +114,6 @@ def _word(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(map(str, value)) if len(value) <= 3 else f"{len(value)} of them"
-    text = " ".join(str(value).split())
+    words = " ".join(str(value).split())
+    text = "".join(c if c.isprintable() else "?" for c in words)  # no escape codes of strangers
     return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text

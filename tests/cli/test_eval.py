@@ -210,7 +210,7 @@ def test_unknown_task_has_a_suggestion(checkpoint):
 
 def test_more_episodes_than_trials(checkpoint):
     words = error_of("toy", "--suite", "toy_both", "--episodes", 9)
-    assert "8 evaluation trials but 9 were asked for" in words
+    assert "8 trials but 9 were asked for" in words
 
 
 def test_a_result_file_is_not_overwritten_unless_asked(checkpoint):
@@ -265,6 +265,8 @@ def test_spec_mismatch_comes_before_the_weights(checkpoint):
         (("--nproc", "two"), "--nproc: expected a number"),
         (("policy.checkpoint=other",), "first argument"),
         (("nonsense",), "expected KEY=VALUE"),
+        (("--out", "."), "out: a result file's name ends in .json; got '.'"),
+        (("--out", "t0.5"), "out: a result file's name ends in .json; got 't0.5'"),
     ],
 )
 def test_wrong_values_name_their_key(checkpoint, args, words):

@@ -64,6 +64,7 @@ def test_the_run_itself_ends_with_code_3_and_the_command_that_helps(train, name)
     assert done.exit_code == 3, done.output
     checkpoint = build(compose(name)).policy.checkpoint
     assert f"run: vlarl download {checkpoint}" in done.stderr
+    assert "also missing: compute.device is cuda but torch sees no CUDA device" in done.stderr
     assert done.stdout == ""
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,23 @@ def test_markdown_shows_what_the_stamp_holds_as_it_comes(save):
 def test_pipes_in_names_do_not_break_a_markdown_table(save):
     text = vlarl("report", save("a|b.json", 3), save("c.json", 2), "--markdown").stdout
     assert text.splitlines()[:2] == ["| task | a\\|b | c |", "| --- | --- | --- |"]
+
+
+def test_escape_codes_of_a_foreign_file_reach_no_terminal(save):
+    env = {"name": "\033[31mred\033[0m", "horizon": 30}
+    done = vlarl("report", save("a.json", 3, env=env), "--markdown")
+    assert "name ?[31mred?[0m" in done.stdout
+    assert "\033" not in done.stdout + done.stderr
+
+
+def test_a_merge_that_cannot_be_written_is_refused_at_once(save, monkeypatch):
+    part = save("1.json", 3)
+    Path("no").mkdir()
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: not mode & os.W_OK and may(p, mode))
+    done = vlarl("merge", part, "--out", "no/whole.json")
+    assert done.exit_code == 2
+    assert "no permission to write" in done.stderr
 
 
 def test_a_part_says_which_and_that_it_is_not_the_whole(save):

@@ -106,6 +106,8 @@ def test_without_a_hub_the_plan_is_the_manifests(monkeypatch, tmp_path):
     for name in ("model-*.safetensors", "Wan2.2_VAE.pth", "resnet_rm.pth", "dataset/*.npy (692"):
         assert name in done.stdout
     assert "unknown" in done.stdout
+    assert "files of unknown size to fetch, " in done.stderr
+    assert f"-> {tmp_path / 'wan-libero-spatial'}" in done.stderr
     goal = run("wan-libero-goal", "--dry-run", "--json")
     assert json.loads(goal.stdout)[0]["bytes_to_fetch"] == 14_223_247_492
     real = run("wan-libero-spatial", code=3)
@@ -136,6 +138,7 @@ def test_a_full_disk_is_refused_before_anything_comes(duck, monkeypatch):
         (["duck", "swan", "--revision", "a"], "--revision goes with one asset"),
         (["duck", "--revision", "v9"], "o/duck has no revision 'v9'"),
         (["duck", "--to", "./a-file"], "a-file is a file"),
+        (["duck", "--revision", ""], "--revision is empty"),
         (["duck", "--json", "-q"], "exclude each other"),
     ],
 )
@@ -150,11 +153,14 @@ def test_bad_requests_are_one_message_and_leave_nothing(
     assert not store.home().exists()
 
 
-@pytest.mark.parametrize("address", ["", "huggingface.co", "ftp://x", "https://"])
-def test_an_endpoint_that_is_no_address_is_named(duck, monkeypatch, address):
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    done = run("duck", code=2)
-    assert f"HF_ENDPOINT is '{address}'; expected an address such as" in done.stderr
+@pytest.mark.parametrize(
+    "address", ["", "huggingface.co", "ftp://x", "https://", "http://u:secret@[::1"]
+)
+def test_an_endpoint_that_is_no_address_is_named(monkeypatch, address):
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    done = run(NAME, code=2)
+    shown = address.rpartition("@")[2]
+    assert f"HF_ENDPOINT is '{shown}'; expected an address such as" in done.stderr
 
 
 def test_the_fix_keeps_what_was_asked_for(monkeypatch, tmp_path):

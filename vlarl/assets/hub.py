@@ -33,7 +33,7 @@ from huggingface_hub.utils import logging as hub_logging
 
 import vlarl
 from vlarl.assets.record import HubFile
-from vlarl.errors import ConfigError, DownloadFailed, MissingError, VlarlError
+from vlarl.errors import DownloadFailed, MissingError, VlarlError
 
 WAITS_S = (1.0, 2.0, 4.0)
 """Pauses before a failed request is sent again."""
@@ -66,15 +66,6 @@ def endpoint() -> str:
     """The hub's address, or its mirror's, from HF_ENDPOINT; for messages, so without a password."""
     scheme, there, rest = constants.ENDPOINT.partition("://")
     return f"{scheme}{there}{rest.rpartition('@')[2]}"
-
-
-def check_endpoint() -> None:
-    """Raise ConfigError when HF_ENDPOINT is no address."""
-    if not re.match(r"https?://[^/\s]", constants.ENDPOINT):
-        raise ConfigError(
-            f"HF_ENDPOINT is '{endpoint()}'; expected an address such as "
-            "https://huggingface.co, or unset it"
-        )
 
 
 def tell_waits(say: Callable[[str], None]) -> None:

@@ -86,7 +86,7 @@ def eval_plan(
     for task, ids in trials.items():
         if episodes is not None and episodes > len(ids):
             raise ConfigError(
-                f"task '{task}' has {len(ids)} evaluation trials but {episodes} were asked for; "
+                f"task '{task}' has {len(ids)} trials but {episodes} were asked for; "
                 f"lower --episodes or offer more trials"
             )
     starts = [

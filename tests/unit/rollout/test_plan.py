@@ -66,7 +66,7 @@ def test_an_evaluation_goes_task_by_task():
 
 
 def test_more_evaluation_trials_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match="task 'turn' has 1 evaluation trials but 2 were asked"):
+    with pytest.raises(ConfigError, match="task 'turn' has 1 trials but 2 were asked"):
         eval_plan(TRIALS, episodes=2)
 
 

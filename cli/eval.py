@@ -205,6 +205,9 @@ def evaluate(
     prepared, subject = _prepare(asked)
     job = prepared.job
     output.hint(_intent(prepared, subject, where.nproc))
+    if prepared.before is not None and job.video != "none":
+        known = counted(len(prepared.before.episodes), "episode")
+        output.hint(f"{known} played before get no videos here; `vlarl video {job.out}` makes them")
     if dry_run:
         line = "here" if where.nproc == 1 else f"by\n{worker_line(job, where)}"
         count = len(prepared.share)

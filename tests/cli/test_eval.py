@@ -479,6 +479,8 @@ def test_only_the_same_evaluation_is_resumed(checkpoint):
     assert "are kept" not in said
     write(checkpoint, TokenPolicy(TokenConfig(seed=3)).module.state_dict())
     assert len(load(Path("r.partial.json")).episodes) == 5
+    done = result_of(*common, "--resume", "--video", "failures", "--dry-run")
+    assert "5 episodes played before get no videos here; `vlarl video r.json`" in done.stderr
     done = result_of(*common, "--resume")
     assert "2 tasks, 11 episodes" in done.stderr
     assert load(Path("r.json")).episodes == whole.episodes

@@ -299,7 +299,9 @@ def _finish(
     result = load(path)
     output.result(result.document(), text=format_table(result_rows(result)), ident=path)
     shared = result.protocol["plan"]["start_from_training_trial"]
-    output.hint(f"{shared} of {len(result.plan)} planned episodes start from a training trial")
+    output.hint(
+        f"{shared} of {len(result.plan)} planned episodes start from a trial of env.train_trials"
+    )
     if result.num_diverged:
         output.warn(
             f"the simulator diverged in {result.num_diverged} of {len(result.episodes)} episodes, "

@@ -19,7 +19,7 @@ _ABSENT: Any = None
 _INNER = ("facts.", "resolved.")
 """Parts of sections whose keys read well without their name."""
 
-_ASIDE = re.compile(r"plan_hash|compute\.|env\.(worker|video)_")
+_ASIDE = re.compile(r"plan_hash|compute\.num_|env\.(worker|video)_")
 """Keys that say nothing about what was measured."""
 
 

@@ -65,7 +65,7 @@ def test_every_trial_of_the_suite_is_played_once(checkpoint):
     assert found.is_complete
     for word in ("reach-left", "mean of 2 groups", "all episodes", f"{found.total.k}/16"):
         assert word in done.stdout
-    assert "0 of 16 planned episodes start from a training trial" in done.stderr
+    assert "0 of 16 planned episodes start from a trial of env.train_trials" in done.stderr
 
 
 def test_the_stamp_says_how_it_was_measured(checkpoint):
@@ -134,7 +134,7 @@ def test_tasks_by_name_and_by_position(checkpoint):
 
 def test_training_trials_are_counted_as_such(checkpoint):
     done = result_of("toy", "--suite", "toy_left", "--split", "train", "--out", "r.json")
-    assert "8 of 8 planned episodes start from a training trial" in done.stderr
+    assert "8 of 8 planned episodes start from a trial of env.train_trials" in done.stderr
 
 
 def test_fail_under_exits_with_4(checkpoint):

@@ -96,7 +96,9 @@ def test_markdown_shows_what_the_stamp_holds_as_it_comes(save):
         "facts": {"settle_steps": 10, "caveats": "an old | LIBERO"},
     }
     policy = {"name": "oft", "compat": None, "resolved": {"unnorm_key": "k"}, "lora": {"rank": 8}}
+    compute = {"device": "cpu", "num_slots": 8, "renderer": "llvmpipe (LLVM 15)"}
     more = {"policy": policy, "precision": {"weights": "float32"}, "later": {"x_y": True}}
+    more["compute"] = compute
     done = vlarl("report", save("a|b.json", 3, env=env, **more), "--markdown")
     assert "- a\\|b.json: all 8" in done.stdout
     for line in (
@@ -105,6 +107,7 @@ def test_markdown_shows_what_the_stamp_holds_as_it_comes(save):
         "  - policy: name oft; unnorm key k; lora.rank 8",
         "  - precision: weights float32",
         "  - later: x y yes",
+        "  - compute: device cpu; renderer llvmpipe (LLVM 15)",
         "- **warning**: a\\|b.json: an old \\| LIBERO",
     ):
         assert f"\n{line}\n" in done.stdout

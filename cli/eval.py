@@ -273,8 +273,9 @@ def _intent(prepared: Prepared, subject: Subject, ranks: int) -> str:
     tasks = counted(len({e.task for e in prepared.share}), "task")
     where = f" on {ranks} ranks" if ranks > 1 else ""
     part = f" (part {job.shard} of {len(prepared.plan)})" if job.part[1] > 1 else ""
+    suite = getattr(job.env, "suite", "")
     return (
-        f"{subject.checkpoint} in {job.env.name}: {tasks}, "
+        f"{subject.checkpoint} in {job.env.name} {suite}: {tasks}, "
         f"{counted(len(prepared.share), 'episode')}{part}, "
         f"temperature {job.temperature:g}, seed {job.seed}{where} -> {job.out}"
     )

@@ -49,6 +49,7 @@ def play_all(prepared: Prepared, where: Layout, output: Output) -> Path | None:
             + (whole if is_whole else go_on(job))
         )
 
+    output.hint("loading the policy and starting simulators")
     with eval_journal.kept(job.out, prepared.before, on_failure=told):
         if where.nproc > 1:
             return _play_on_ranks(job, where, progress)

@@ -158,7 +158,10 @@ def _too_little(memory: Estimate, ranks: int) -> list[str]:
     need, have = memory.machine(ranks), memory_bytes()
     if have is None or need <= have:
         return []
-    return [f"  too little here: this machine has {have / _GIB:.0f} of the {need / _GIB:.0f} GiB"]
+    of = f" for {ranks} ranks" if ranks > 1 else ""
+    return [
+        f"  too little here: this machine has {have / _GIB:.0f} of the {need / _GIB:.0f} GiB{of}"
+    ]
 
 
 def _row(place: str, what: str) -> dict[str, Any]:

@@ -25,10 +25,14 @@ from vlarl.rollout.play import Outcome, play
 
 _PACKAGES = (
     "torch",
+    "torchvision",
     "transformers",
+    "timm",
     "tokenizers",
     "numpy",
     "pillow",
+    "opencv-python",
+    "numba",
     "gymnasium",
     "mujoco",
     "metaworld",

@@ -228,7 +228,7 @@ def success_bars(
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.set_xlabel("success")
+        axes.set_xlabel("success, 95 % interval")
         axes.set_title(title)
         axes.grid(axis="x")
         axes.set_axisbelow(True)

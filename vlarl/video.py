@@ -57,12 +57,12 @@ class Clip:
 
     @classmethod
     def of(cls, outcome: Outcome, spec: EnvSpec) -> Clip:
-        """A recorded episode, captioned with its task and trial."""
+        """A recorded episode, captioned with its trial and task, which is long and may be cut."""
         assert outcome.frames is not None, "the episode was not recorded"
         episode = outcome.episode
         return cls(
             frames=outcome.frames.numpy(),
-            caption=f"{episode.task} #{episode.trial}",
+            caption=f"#{episode.trial} {episode.task}",
             success=outcome.success,
             episode=episode.index,
             total_reward=outcome.total_reward,

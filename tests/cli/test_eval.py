@@ -455,7 +455,7 @@ def test_a_folder_of_somebody_else_is_left_alone(checkpoint):
     assert [p.name for p in Path("r.work").iterdir()] == ["mine.txt"]
 
 
-def test_only_the_same_evaluation_is_resumed(checkpoint):
+def test_only_the_same_evaluation_is_resumed(checkpoint, monkeypatch):
     common = ("toy", "--suite", "toy_both", "--num-slots", "2", "--out", "r.json")
     assert "no stopped evaluation left anything" in error_of(*common, "--resume")
     result_of(*common)
@@ -481,8 +481,13 @@ def test_only_the_same_evaluation_is_resumed(checkpoint):
     assert len(load(Path("r.partial.json")).episodes) == 5
     done = result_of(*common, "--resume", "--video", "failures", "--dry-run")
     assert "5 episodes played before get no videos here; `vlarl video r.json`" in done.stderr
+    played = []
+    monkeypatch.setattr(
+        "vlarl.eval_job.episode_result", lambda o: played.append(o) or episode_result(o)
+    )
     done = result_of(*common, "--resume")
     assert "2 tasks, 11 episodes" in done.stderr
+    assert len(played) == 11
     assert load(Path("r.json")).episodes == whole.episodes
 
 

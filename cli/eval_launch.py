@@ -49,8 +49,13 @@ def play_all(prepared: Prepared, where: Layout, output: Output) -> Path | None:
             + (whole if is_whole else go_on(job))
         )
 
-    output.hint("loading the policy and starting simulators")
     with eval_journal.kept(job.out, prepared.before, on_failure=told):
+        if prepared.before is not None and not prepared.share:
+            from vlarl.eval_job import save
+
+            output.hint("everything was played already; only the result is written")
+            return save(job, prepared.before)
+        output.hint("loading the policy and starting simulators")
         if where.nproc > 1:
             return _play_on_ranks(job, where, progress)
         return _play_here(prepared, progress, say)

@@ -30,7 +30,7 @@ from vlarl.distributed.precision import autocast
 from vlarl.distributed.world import World, require_device
 from vlarl.episode import Episode
 from vlarl.errors import ConfigError, SpecMismatch
-from vlarl.evaluate import episode_result, evaluate, make_protocol
+from vlarl.evaluate import checkpoint_hash, episode_result, evaluate, make_protocol
 from vlarl.protocol import leaves
 from vlarl.results import EpisodeKey, EvalResult, counted, name_some, plan_hash
 from vlarl.rollout.plan import Trials, eval_plan
@@ -180,10 +180,11 @@ def _left(
 ) -> tuple[Episode, ...]:
     """The episodes of a part that were not played before.
 
-    Raises ConfigError when there are none, or when those that were played are of another plan or
-    were played otherwise, as far as it can be told before anything is loaded.
+    Raises ConfigError when those that were played are of another plan or were played otherwise, as
+    far as it can be told before anything is loaded.
     """
-    asked = dict(leaves(_asked(job)))
+    # What is left at none is known when the policy is loaded, and compared then.
+    asked = {key: value for key, value in leaves(_asked(job)) if value is not None}
     then = {key: value for key, value in leaves(before.protocol) if key in asked}
     _refuse_another(job, protocol_differences(then, asked))
     if before.plan_hash != plan_hash(map(EpisodeKey.of, plan)):
@@ -194,11 +195,10 @@ def _left(
         )
     missing = set(before.missing)
     left = tuple(e for e in share if EpisodeKey.of(e) in missing)
-    if not left:
-        raise ConfigError(
-            f"--resume: nothing is left to play; {eval_journal.partial_file(job.out)} is the "
-            "whole result and only needs another name"
-        )
+    if not left:  # then nobody will load the checkpoint and see whether it is the same one
+        now = checkpoint_hash(store.resolve(job.policy.checkpoint))
+        then = before.protocol.get("checkpoint", {}).get("sha256")
+        _refuse_another(job, [f"checkpoint.sha256: {then} | {now}"] if then != now else [])
     return left
 
 

@@ -139,7 +139,7 @@ def kept(
     its place when there is news. The logs stay then.
     """
     work = work_dir(out)
-    work.logs.mkdir(parents=True, exist_ok=True)
+    work.path.mkdir(parents=True, exist_ok=True)
     with _lock(out):
         if before is None:
             partial_file(out).unlink(missing_ok=True)
@@ -163,9 +163,17 @@ def kept(
 
 
 def _lock(out: Path) -> RunLock:
-    """The right to play for `out`. Raises ConfigError when another process has it."""
+    """The right to play for `out`. Raises ConfigError when another process has it, or the work
+    folder is somebody else's.
+    """
+    work = work_dir(out)
+    if any(work.path.iterdir()) and not work.lock.exists():
+        raise ConfigError(
+            f"{work.path} is where the evaluation for {out} would keep what it plays, and somebody "
+            "else's files are there; choose another --out"
+        )
     try:
-        return RunLock(work_dir(out))
+        return RunLock(work)
     except ConfigError:
         raise ConfigError(
             f"another evaluation is playing for {out}; wait for it, or choose another --out"
@@ -180,10 +188,9 @@ def _clear(work: RunDir) -> None:
 
 
 def _remove(work: RunDir) -> None:
-    """Remove the work folder, unless there are somebody else's files in it."""
     _clear(work)
     work.lock.unlink(missing_ok=True)
-    with suppress(OSError):
+    with suppress(OSError):  # somebody put something there meanwhile
         work.path.rmdir()
 
 

@@ -357,8 +357,18 @@ def test_what_a_failed_evaluation_played_is_kept(checkpoint, monkeypatch):
     assert kept in words
     assert not Path("r.work").exists()
     assert load(Path("r.partial.json")).is_complete
-    words = error_of(*common, "--out", "r.json", "--resume")
-    assert "r.partial.json is the whole result and only needs another name" in words
+    whole = load(Path("r.partial.json"))
+    monkeypatch.undo()
+    monkeypatch.chdir(checkpoint.parent)
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    write(checkpoint, TokenPolicy(TokenConfig(seed=4)).module.state_dict())
+    said = error_of(*common, "--out", "r.json", "--resume")
+    assert "was played otherwise: checkpoint.sha256: " in said
+    write(checkpoint, TokenPolicy(TokenConfig(seed=3)).module.state_dict())
+    done = result_of(*common, "--out", "r.json", "--resume")
+    assert "everything was played already; only the result is written" in done.stderr
+    assert load(Path("r.json")) == whole
+    assert not Path("r.partial.json").exists()
 
 
 def test_overwriting_drops_what_a_stopped_evaluation_left(checkpoint, monkeypatch):
@@ -389,6 +399,7 @@ def test_damaged_leftovers_are_named_and_can_be_dropped(checkpoint, damage):
     whole = load(Path("r.json"))
     work = eval_journal.work_dir(Path("r.json"))
     work.logs.mkdir(parents=True)
+    work.lock.touch()
     eval_journal.begin(work, replace(whole, episodes=()))
     Path("r.json").unlink()
     with eval_journal.writer(work, 0) as note:
@@ -449,10 +460,12 @@ def test_two_evaluations_do_not_share_a_result_file(checkpoint):
 
 
 def test_a_folder_of_somebody_else_is_left_alone(checkpoint):
-    Path("r.work").mkdir()
-    Path("r.work/mine.txt").write_text("x")
-    result_of("toy", "--suite", "toy_both", "--out", "r.json")
-    assert [p.name for p in Path("r.work").iterdir()] == ["mine.txt"]
+    Path("r.work/logs").mkdir(parents=True)
+    Path("r.work/config.json").write_text("mine")
+    for words in ((), ("--overwrite",), ("--dry-run",)):
+        said = error_of("toy", "--suite", "toy_both", "--out", "r.json", *words)
+        assert "r.work is where the evaluation for r.json would keep what it plays" in said
+    assert Path("r.work/config.json").read_text() == "mine"
 
 
 def test_only_the_same_evaluation_is_resumed(checkpoint, monkeypatch):

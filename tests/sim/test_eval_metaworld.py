@@ -1,5 +1,6 @@
 """The whole command on the real simulator, with an untrained policy of the real architecture."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,9 @@ def test_three_and_seven_slots_play_the_same_episodes_of_mt50(checkpoint):
     assert protocol["policy"]["resolved"]["jpeg"] == "off"
     assert protocol["policy"]["self_tests"] == {"attention": "bidirectional, blind to padding"}
     assert set(three.groups) == {"easy", "hard", "very_hard"}
+    replace(three, episodes=three.episodes[:7]).save(Path("part.partial.json"))
+    vlarl_eval(*common, "--num-slots", 3, "--out", "part.json", "--resume")
+    assert load(Path("part.json")).episodes == three.episodes
     compared = CliRunner().invoke(app, ["compare", "three.json", "seven.json", "-q"])
     assert compared.stdout == "+0.0000\n"
     assert compared.stderr == ""

@@ -207,7 +207,7 @@ def evaluate(
     output.hint(_intent(prepared, subject, where.nproc))
     if prepared.before is not None and job.video != "none":
         known = counted(len(prepared.before.episodes), "episode")
-        output.hint(f"{known} played before get no videos here; `vlarl video {job.out}` makes them")
+        output.hint(f"{known} played before are not filmed; `vlarl video {job.out}` can do that")
     if dry_run:
         line = "here" if where.nproc == 1 else f"by\n{worker_line(job, where)}"
         count = len(prepared.share)

@@ -72,7 +72,9 @@ def verify(folder: Path) -> Manifest:
                 f"{path}: {path.stat().st_size} bytes instead of {size}, the file is damaged; "
                 f"{_ELSEWHERE}"
             )
-        if name in manifest.sha256 and _sha256(path) != manifest.sha256[name]:
+        # Early manifests have no hashes at all; a single one that lacks is damage.
+        hashed = bool(manifest.sha256) and size <= _HASHED
+        if hashed and _sha256(path) != manifest.sha256.get(name):
             raise CorruptFile(
                 f"{path}: its content is not what was written, the file is damaged; {_ELSEWHERE}"
             )

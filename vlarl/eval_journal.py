@@ -156,6 +156,9 @@ def kept(
                 news = found is not None and (before is None or found.episodes != before.episodes)
                 if found is not None and where is not None and news:
                     on_failure(found, where)
+            for path in work.logs.glob(_JOURNALS):
+                if path.stat().st_size == 0:
+                    path.unlink()
             if not any(work.logs.iterdir()):
                 _remove(work)
             raise

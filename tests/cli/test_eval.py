@@ -388,6 +388,7 @@ def test_overwriting_drops_what_a_stopped_evaluation_left(checkpoint, monkeypatc
     monkeypatch.setattr("vlarl.eval_job.episode_result", third_breaks)
     words = error_of(*common, "--temperature", "1", "--overwrite", code=1)
     assert "2 of 16 episodes are kept" in words
+    assert not Path("r.work").exists()
     left = load(Path("r.partial.json"))
     assert (len(left.episodes), left.protocol["sampling"]["temperature"]) == (2, 1.0)
 
@@ -448,6 +449,16 @@ def test_a_full_disk_loses_the_episode_it_has_no_room_for_alone(checkpoint, tmp_
     assert found.episodes == (whole.episodes[0], whole.episodes[2])
 
 
+def test_a_failure_before_the_first_episode_leaves_nothing(checkpoint, monkeypatch):
+    def breaks(outcome):
+        raise RunFailed("the first one")
+
+    monkeypatch.setattr("vlarl.eval_job.episode_result", breaks)
+    words = error_of("toy", "--suite", "toy_both", "--out", "r.json", code=1)
+    assert "kept" not in words
+    assert list(Path().glob("r.*")) == []
+
+
 def test_two_evaluations_do_not_share_a_result_file(checkpoint):
     common = ("toy", "--suite", "toy_both", "--out", "r.json")
     Path("r.work").mkdir()
@@ -493,7 +504,7 @@ def test_only_the_same_evaluation_is_resumed(checkpoint, monkeypatch):
     write(checkpoint, TokenPolicy(TokenConfig(seed=3)).module.state_dict())
     assert len(load(Path("r.partial.json")).episodes) == 5
     done = result_of(*common, "--resume", "--video", "failures", "--dry-run")
-    assert "5 episodes played before get no videos here; `vlarl video r.json`" in done.stderr
+    assert "5 episodes played before are not filmed; `vlarl video r.json`" in done.stderr
     played = []
     monkeypatch.setattr(
         "vlarl.eval_job.episode_result", lambda o: played.append(o) or episode_result(o)

@@ -148,6 +148,17 @@ def test_a_damaged_file_is_named(tmp_path, name, damage):
     assert same(before, weights(net))
 
 
+def test_a_file_that_lost_its_hash_is_damage(tmp_path):
+    net, optimizer = make()
+    save(tmp_path / "step_000001", net, optimizer)
+    path = tmp_path / "step_000001" / "manifest.json"
+    content = json.loads(path.read_text())
+    content["sha256"]["state,json"] = content["sha256"].pop("state.json")
+    path.write_text(json.dumps(content))
+    with pytest.raises(CorruptFile, match=r"state\.json: its content is not what was written"):
+        checkpoint_manifest.verify(path.parent)
+
+
 def test_a_folder_without_manifest_is_no_checkpoint(tmp_path):
     (tmp_path / "step_000001").mkdir()
     net, optimizer = make()

@@ -107,7 +107,10 @@ def _play_on_ranks(job: EvalJob, where: Layout, progress: Progress) -> Path | No
     if code == 0:
         return job.out
     # Ranks that were killed have not put together what they played.
-    left, partial = eval_journal.keep(job.out), eval_journal.partial_file(job.out)
-    if left not in (None, partial):
-        raise RunFailed(f"cannot write {partial}; is the disk full?")
-    return left
+    left = eval_journal.keep(job.out)
+    if left is None:
+        return None
+    _, where_kept = left
+    if where_kept != eval_journal.partial_file(job.out):
+        raise RunFailed(f"{where_kept} has no room for what was played; is the disk full?")
+    return where_kept

@@ -153,7 +153,7 @@ def train(
     with run_dir.RunLock(home):
         metrics.read(home.metrics)  # a damaged line is one message here, and no view trips over it
         if resume_from is not None:
-            _go_back(home, resume_from)
+            run_dir.drop_after(home, resume_from)
         _write_down(home, run, composed)
         if prepare:
             output.result({"command": start}, text=shlex.join(start), ident=home.path)
@@ -231,11 +231,6 @@ def _settled(composed: Composed) -> Composed:
         return composed  # validation says what is wrong
     settled = {**policy, "checkpoint": store.settled(named)}
     return replace(composed, values={**composed.values, "policy": settled})
-
-
-def _go_back(home: RunDir, step: int) -> None:
-    run_dir.find_checkpoint(home, str(step))
-    run_dir.drop_after(home, step)
 
 
 def _write_down(home: RunDir, run: RunConfig, composed: Composed) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from vlarl.atomic import write_atomic
+from vlarl.config.explain import first_problem
 from vlarl.errors import CorruptFile
 from vlarl.run_dir import MANIFEST
 
@@ -49,10 +50,8 @@ def read(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
         raise CorruptFile(
-            f"{path}: {where}: {first['msg']}; the file is damaged or of another version; "
+            f"{path}: {first_problem(error)}; the file is damaged or of another version; "
             f"{_ELSEWHERE}"
         ) from None
 

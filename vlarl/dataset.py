@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vlarl.atomic import new_file
+from vlarl.config.explain import first_problem
 from vlarl.episode import Episode
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile, SpecMismatch
 from vlarl.specs import EnvSpec
@@ -271,9 +272,7 @@ def open_(folder: Path) -> DataSet:
     try:
         document = _Document.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
-        raise CorruptFile(f"{path}: {where}: {first['msg']}; collect into a new folder") from None
+        raise CorruptFile(f"{path}: {first_problem(error)}; collect into a new folder") from None
     return DataSet(folder, document.origin, {entry.key: entry for entry in document.episodes})
 
 

@@ -30,7 +30,13 @@ from vlarl.distributed.precision import autocast
 from vlarl.distributed.world import World, require_device
 from vlarl.episode import Episode
 from vlarl.errors import ConfigError, SpecMismatch
-from vlarl.evaluate import checkpoint_hash, episode_result, evaluate, make_protocol
+from vlarl.evaluate import (
+    checkpoint_hash,
+    episode_result,
+    evaluate,
+    make_protocol,
+    settings_protocol,
+)
 from vlarl.protocol import leaves
 from vlarl.results import EpisodeKey, EvalResult, counted, name_some, plan_hash
 from vlarl.rollout.plan import Trials, eval_plan
@@ -184,7 +190,10 @@ def _left(
     far as it can be told before anything is loaded.
     """
     # What is left at none is known when the policy is loaded, and compared then.
-    asked = {key: value for key, value in leaves(_asked(job)) if value is not None}
+    chosen = settings_protocol(
+        job.env, job.policy, temperature=job.temperature, seed=job.seed, split=job.split
+    )
+    asked = {key: value for key, value in leaves(chosen) if value is not None}
     then = {key: value for key, value in leaves(before.protocol) if key in asked}
     _refuse_another(job, protocol_differences(then, asked))
     if before.plan_hash != plan_hash(map(EpisodeKey.of, plan)):
@@ -200,16 +209,6 @@ def _left(
         then = before.protocol.get("checkpoint", {}).get("sha256")
         _refuse_another(job, [f"checkpoint.sha256: {then} | {now}"] if then != now else [])
     return left
-
-
-def _asked(job: EvalJob) -> dict[str, Any]:
-    """The parts of the protocol that follow from the job alone; as in `make_protocol`."""
-    return {
-        "plan": {"split": job.split},
-        "env": job.env.model_dump(mode="json", exclude={"num_slots"}),
-        "policy": job.policy.model_dump(mode="json", exclude={"checkpoint"}),
-        "sampling": {"temperature": job.temperature, "seed": job.seed},
-    }
 
 
 def _share(plan: Sequence[Episode], job: EvalJob) -> tuple[Episode, ...]:

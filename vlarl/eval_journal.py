@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from vlarl.atomic import check_writable
 from vlarl.comparison import merge
+from vlarl.config.explain import first_problem
 from vlarl.errors import ConfigError, CorruptFile, RunFailed, VlarlError
 from vlarl.result_file import load
 from vlarl.results import EpisodeResult, EvalResult
@@ -111,8 +112,8 @@ def left_over(out: Path, *, resume: bool, overwrite: bool) -> EvalResult | None:
     return left
 
 
-def keep(out: Path) -> Path | None:
-    """Put what was played so far in the partial file; where it is, or None when there is nothing.
+def keep(out: Path) -> tuple[EvalResult, Path] | None:
+    """Put what was played so far in the partial file; it and its place, None when there is nothing.
 
     Without room for that file it stays in the work folder.
     """
@@ -122,10 +123,10 @@ def keep(out: Path) -> Path | None:
     try:
         found.save(partial_file(out), overwrite=True)
     except RunFailed:
-        return work_dir(out).path
+        return found, work_dir(out).path
     for path in work_dir(out).logs.glob(_JOURNALS):
         path.unlink()
-    return partial_file(out)
+    return found, partial_file(out)
 
 
 @contextmanager
@@ -152,10 +153,9 @@ def kept(
         # A supervisor: whatever it was, it goes on from here.
         except BaseException:
             with suppress(VlarlError):
-                found, where = recover(out), keep(out)
-                news = found is not None and (before is None or found.episodes != before.episodes)
-                if found is not None and where is not None and news:
-                    on_failure(found, where)
+                left = keep(out)
+                if left is not None and (before is None or left[0].episodes != before.episodes):
+                    on_failure(*left)
             for path in work.logs.glob(_JOURNALS):
                 if path.stat().st_size == 0:
                     path.unlink()
@@ -208,4 +208,4 @@ def _read(path: Path) -> list[EpisodeResult]:
     try:
         return [_EPISODE.validate_json(line) for line in path.read_bytes().split(b"\n")[:-1]]
     except ValidationError as error:
-        raise CorruptFile(f"{path}: {error.errors()[0]['msg']}") from None
+        raise CorruptFile(f"{path}: {first_problem(error)}") from None

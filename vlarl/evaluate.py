@@ -121,10 +121,10 @@ def evaluate(
     (seed, "eval"), so an episode's noise is the same in every evaluation of that seed.
     stages: as in `play`. shard: (i, n) plays the i-th (from 1) of n parts of the plan; the result
     has the whole plan, and the episodes of the other parts are missing from it.
-    protocol, groups: as in EvalResult; the dtypes in use and the renderer are
-    added. before: episodes of this plan
-    that were played earlier under the same protocol; they are not played again, and are part of the
-    result. on_start: called on every rank with the result as it is without episodes.
+    protocol, groups: as in EvalResult; the dtypes in use and the renderer are added.
+    before: episodes of this plan that were played earlier under the same protocol; they are not
+    played again, and are part of the result.
+    on_start: called on every rank with the result as it is without episodes.
     on_episode: called on the rank that played an episode, as it ends. on_frames: likewise, before
     it, for episodes with `record` only, which then have their frames; nothing else keeps them.
     should_stop: asked between decisions; once true on any rank that rank starts nothing new and the
@@ -201,6 +201,23 @@ def episode_result(outcome: Outcome) -> EpisodeResult:
     )
 
 
+def settings_protocol(
+    env_section: EnvSection,
+    policy_section: PolicySection,
+    *,
+    temperature: float,
+    seed: int,
+    split: str,
+) -> dict[str, dict[str, Any]]:
+    """What of a protocol follows from the settings alone, before anything is loaded."""
+    return {
+        "plan": {"split": split},
+        "env": env_section.model_dump(mode="json", exclude={"num_slots"}),
+        "policy": policy_section.model_dump(mode="json", exclude={"checkpoint"}),
+        "sampling": {"temperature": temperature, "seed": seed},
+    }
+
+
 def make_protocol(
     env: VecEnv,
     policy: Policy,
@@ -223,25 +240,28 @@ def make_protocol(
     planned episodes start from one. The settings of a policy `WithSettings` are recorded.
     """
     own = next(policy.module.parameters())
+    chosen = settings_protocol(
+        env_section, policy_section, temperature=temperature, seed=seed, split=split
+    )
     overlap = sum(e.trial in train_trials.get(e.task, ()) for e in plan)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "plan_hash": plan_hash(map(EpisodeKey.of, plan)),
-        "plan": {"split": split, "start_from_training_trial": overlap},
+        "plan": {**chosen["plan"], "start_from_training_trial": overlap},
         "versions": versions(),
         "gl": os.environ.get("MUJOCO_GL"),
         "trials": {"env": env.spec.name, "numbered_by": env.spec.trials},
-        "env": env_section.model_dump(mode="json", exclude={"num_slots"})
+        "env": chosen["env"]
         | {"horizon": env.spec.max_steps, "control_hz": env.spec.control_hz}
         | {"facts": dict(env.spec.facts)},
-        "policy": policy_section.model_dump(mode="json", exclude={"checkpoint"})
+        "policy": chosen["policy"]
         | {
             "chunk": policy.spec.chunk,
             "head": policy.spec.head,
             "resolved": _settings(policy),
             "self_tests": dict(policy.self_tests) if isinstance(policy, WithSelfTests) else {},
         },
-        "sampling": {"temperature": temperature, "seed": seed},
+        "sampling": chosen["sampling"],
         "checkpoint": {
             "path": None if checkpoint is None else str(checkpoint),
             "sha256": None if checkpoint is None else checkpoint_hash(checkpoint),

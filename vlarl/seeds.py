@@ -132,9 +132,8 @@ def recipe(run: RunDir) -> dict[str, Any]:
 def training_warnings(results: Mapping[str, EvalResult]) -> list[str]:
     """What speaks against the weights of these results being one recipe's, as sentences.
 
-    results: by the path of their file.
-
-    A stamp does not know how its weights were trained; their run does, where it is still there.
+    results: by the path of their file. A stamp does not know how its weights were trained; their
+    run does, where it is still there.
     """
     weights = {result.protocol.get("checkpoint", {}).get("sha256") for result in results.values()}
     if len(weights) == 1 and None not in weights:

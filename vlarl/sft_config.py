@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from vlarl import registry
-from vlarl.config.compose import Composed, require_sft
+from vlarl.config.compose import Composed, require_command
 from vlarl.config.explain import validate
 from vlarl.config.schema import (
     Beta,
@@ -151,7 +151,7 @@ def build(composed: Composed) -> SftConfig:
 
     Raises ConfigError with every problem, one a line.
     """
-    require_sft(composed)
+    require_command(composed, "sft")
     values = dict(composed.values)
     section = values.get("policy")
     if not isinstance(section, dict) or "name" not in section:

@@ -58,14 +58,12 @@ def command_of(composed: Composed) -> Literal["train", "sft"]:
     return "sft" if "data" in composed.values else "train"
 
 
-def _other_command(name: str, command: str) -> str:
-    return f"{name} is a preset of `vlarl {command}`; run: vlarl {command} --preset {name}"
-
-
-def require_sft(composed: Composed) -> None:
-    """Raise ConfigError for a preset of `vlarl train`."""
-    if command_of(composed) == "train" and "algo" in composed.values:
-        raise ConfigError(_other_command(composed.name, "train"))
+def require_command(composed: Composed, command: Literal["train", "sft"]) -> None:
+    """Raise ConfigError for what is clearly a preset of the other command."""
+    own, name = command_of(composed), composed.name
+    is_clear = ("data" in composed.values) != ("algo" in composed.values)
+    if own != command and is_clear:
+        raise ConfigError(f"{name} is a preset of `vlarl {own}`; run: vlarl {own} --preset {name}")
 
 
 def parse_overrides(overrides: Iterable[str]) -> Tree:
@@ -118,8 +116,7 @@ def build(composed: Composed) -> RunConfig:
 
     Raises ConfigError with every problem, one a line.
     """
-    if command_of(composed) == "sft" and "algo" not in composed.values:
-        raise ConfigError(_other_command(composed.name, "sft"))
+    require_command(composed, "train")
     problems: list[str] = []
     env, policy, algo = (_section_class(k, composed, problems) for k in registry.KINDS)
     model = cast("type[RunConfig]", RunConfig.__class_getitem__((env, policy, algo)))

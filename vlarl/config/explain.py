@@ -61,6 +61,12 @@ def explain(
     ]
 
 
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with a file, as `where.it.is: what`."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {first['msg']}"
+
+
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Dotted keys of all leaves of a config class, in order."""
     for name, field in model.model_fields.items():

@@ -262,7 +262,7 @@ def make(cfg: LiberoConfig, *, num_slots: int, final_frames: bool) -> SimulatorE
 
     final_frames: render the last observation of episodes cut by the horizon (value bootstrap).
     """
-    gl.choose_backend()  # here, so that a missing driver is one error, and results can name it
+    require_device(cfg)  # here, so that a missing driver is one error, and results can name it
     offered = spec(cfg)
     # Only here: `spec` is asked of every suite, and has to stay cheap.
     files = {"task_files_sha256": files_hash(offered.tasks)}

@@ -180,7 +180,7 @@ def make(cfg: MetaWorldConfig, *, num_slots: int, final_frames: bool) -> Simulat
 
     final_frames: render the last observation of episodes cut by the horizon (value bootstrap).
     """
-    gl.choose_backend()  # here, so that a missing driver is one error, and results can name it
+    require_device(cfg)  # here, so that a missing driver is one error, and results can name it
     offered = spec(cfg)
     larger = max(cfg.frame_size, cfg.video_size)
     return SimulatorEnv(

@@ -55,8 +55,9 @@ _COMPAT: Mapping[str, Mapping[str, Any]] = {
     "rlinf": {"resize": "bicubic", "centre_crop": False, "jpeg": "off", "stop_token": False},
 }
 L1 = "action_head"
-PROPRIO = "proprio_projector"
 """Component file of an L1 regression head."""
+PROPRIO = "proprio_projector"
+"""Component file of the state projector."""
 
 
 class LoraSection(Section):

@@ -13,7 +13,6 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
@@ -23,12 +22,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
+from vlarl.config.explain import first_problem
 from vlarl.errors import AssetMissing, ConfigError, CorruptFile
-from vlarl.models.openvla_oft.config import Jpeg, Resize, download, read_json
+from vlarl.models.openvla_oft.config import Jpeg, Positive, Resize, download, read_json
 
 _Three = tuple[float, float, float]
-_Positive = Annotated[float, Field(gt=0)]
-_ThreePositive = tuple[_Positive, _Positive, _Positive]
+_ThreePositive = tuple[Positive, Positive, Positive]
 
 CROP_AREA = 0.9
 JPEG_QUALITY = 95
@@ -179,9 +178,7 @@ def read_normalisation(folder: Path, image_size: int) -> tuple[list[float], list
     try:
         found = _Preprocessor.model_validate(read_json(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CorruptFile(f"{path}: {where}: {first['msg']}; run: {download(folder)}") from None
+        raise CorruptFile(f"{path}: {first_problem(error)}; run: {download(folder)}") from None
     if any(size[1:] != (image_size, image_size) for size in found.input_sizes):
         raise ConfigError(
             f"{path}: input_sizes is {found.input_sizes} but config.json says image_sizes "
